@@ -28,6 +28,8 @@ import typer
 
 from scenarios.importers import load_graph
 from scenarios.importers.files import files_in
+from scenarios.recorded import select as roles
+from scenarios.recorded.setup import as_recorded as recorded_times
 from scenarios.recorded.setup import run_recorded
 from sim import Graph
 from sim.base.arrays import BoolArray, IntArray
@@ -73,34 +75,30 @@ def scaled(graph: Graph, device: str, factor: float) -> Graph:
     they stay.
     """
     ns = graph.duration_ns.copy()
-    for op, code in enumerate(graph.pin_code.tolist()):
-        fixed = graph.kind(op) == "before" or "communicator" in graph.attributes.get(op, {})
-        if graph.pins[code].startswith(device) and not fixed:
-            ns[op] = round_half_up(factor * int(ns[op]))
-    facts = {
-        pin: {
-            key: value if key == "description" else f"{round_half_up(factor * parse_duration(value))}ns"
-            for key, value in known.items()
-        }
-        if pin.startswith(device)
-        else known
-        for pin, known in graph.device_facts.items()
-    }
+    fixed = graph.is_kind("before") | roles.has_key(graph, "communicator")
+    ops = np.flatnonzero(roles.pinned_to(graph, device) & ~fixed)
+    ns[ops] = [round_half_up(factor * each) for each in ns[ops].tolist()]
+    facts = dict(graph.device_facts)
+    for pin, known in graph.device_facts.items():
+        if device in (pin, pin.rstrip("0123456789")):
+            facts[pin] = {
+                key: value if key == "description" else f"{round_half_up(factor * parse_duration(value))}ns"
+                for key, value in known.items()
+            }
     return replace(graph, duration_ns=ns, device_facts=facts)
 
 
 def as_recorded(graph: Graph) -> Spans:
     """Return the recorded times of the ranks of a graph."""
-    ops = _tasks(graph)
-    start = np.array([graph.attributes[op]["recorded_start_ns"] for op in ops.tolist()])
-    ns = [graph.attributes[op].get("recorded_ns", graph.duration_ns[op]) for op in ops.tolist()]
-    return _spans(graph, ops, start, start + np.array(ns, np.int64))
+    was = recorded_times(graph)
+    ran = roles.has_key(graph, "kernel")[was.op]
+    return _spans(graph, was.op[ran], was.start_ns[ran], was.end_ns[ran])
 
 
 def as_simulated(trace: Trace) -> Spans:
     """Return the times of the ranks in a simulated run."""
     start, end = by_op(trace)
-    ops = _tasks(trace.job.graph)
+    ops = np.flatnonzero(roles.has_key(trace.job.graph, "kernel"))
     return _spans(trace.job.graph, ops, start[ops], end[ops])
 
 
@@ -119,15 +117,11 @@ def without_waiting(graph: Graph) -> Graph:
     return replace(graph, attributes=attributes)
 
 
-def _tasks(graph: Graph) -> IntArray:
-    """Return the ops that were recorded on a GPU."""
-    return np.array([op for op, own in graph.attributes.items() if "kernel" in own], np.int64)
-
-
 def _rank_of(graph: Graph, ops: IntArray) -> IntArray:
     """Return the rank of each op; 0 in the graph of one process."""
     names = (graph.op_names[op] for op in ops.tolist())
-    return np.array([int(name[4 : name.index("/")]) if name.startswith("rank") else 0 for name in names])
+    ranks = [int(name[4 : name.index("/")]) if name.startswith("rank") else 0 for name in names]
+    return np.array(ranks, np.int64)
 
 
 def _spans(graph: Graph, ops: IntArray, start: IntArray, end: IntArray) -> Spans:
@@ -137,9 +131,8 @@ def _spans(graph: Graph, ops: IntArray, start: IntArray, end: IntArray) -> Spans
     rank = _rank_of(graph, ops)
     ranks = int(rank.max()) + 1
     begin, last = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
-    for op, name in enumerate(graph.op_names):
-        if name.endswith("/before.thread0"):
-            begin[_rank_of(graph, np.array([op]))] = graph.duration_ns[op]
+    before = np.flatnonzero([name.endswith("/before.thread0") for name in graph.op_names])
+    begin[_rank_of(graph, before)] = graph.duration_ns[before]
     np.maximum.at(last, rank, end)
 
     def covered(which: BoolArray) -> IntArray:
@@ -147,7 +140,7 @@ def _spans(graph: Graph, ops: IntArray, start: IntArray, end: IntArray) -> Spans
 
     waited = np.zeros(ranks, np.int64)
     transfer = graph.duration_ns[ops]
-    meets = np.array(["recorded_ns" in graph.attributes[op] for op in ops.tolist()])
+    meets = roles.has_key(graph, "recorded_ns")[ops]
     np.add.at(waited, rank[meets], (end - start - transfer)[meets])
     return Spans(last - begin, covered(communicates | computes) - covered(computes), waited)
 

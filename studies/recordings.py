@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from scenarios.importers.files import files_in
+from scenarios.recorded.select import has_key
 from scenarios.recorded.setup import Residue, as_recorded, residue, run_recorded
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError
@@ -93,7 +94,7 @@ class Faster(NamedTuple):
 def replay(graph: Graph, trace: Trace) -> Replay:
     """Return the comparison of a recording with its simulation."""
     was = as_recorded(graph)
-    tasks = np.array(["kernel" in graph.attributes[op] for op in was.op.tolist()])
+    tasks = has_key(graph, "kernel")[was.op]
     op, lane = was.op[tasks], was.lane[tasks]
     start, end = by_op(trace)
     before = _idle_ns(was.start_ns[tasks], was.end_ns[tasks], lane)

@@ -1,11 +1,13 @@
 """What the tests of the importers share."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder
 
 REPOSITORY = Path(__file__).parent.parent
@@ -18,6 +20,12 @@ def recorded(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"{path} is not there (set SIM_DATA to the folder of recorded inputs)")
     return path
+
+
+@cache
+def recorded_graph(name: str) -> Graph:
+    """Return the graph of a recorded input, which all tests share, or skip."""
+    return load_graph(recorded(name))
 
 
 def chain():

@@ -41,22 +41,24 @@ NEUSIGHT: Final = {"bmm": 0.138, "linear": 0.139, "elementwise": 0.193, "softmax
 
 
 class Line(NamedTuple):
-    """Mean relative errors of one table on one GPU, and shares of rows inside the 10-90 % interval."""
+    """Mean relative errors of one table on one GPU, and shares of rows inside the 10-90 % interval.
+
+    `errors` are in the order of `HEAD`, up to that of a GPU left out; `after` with 20 and 200 of its kernels.
+    """
 
     table: str
     gpu: str
     dtype: str
     rows: int
-    roofline: float
-    local: float
-    fifth: float
-    inside: float
-    layer: float
-    layer_inside: float
-    gpu_out: float
-    after_20: float
-    after_200: float
+    errors: Sequence[float]
+    after: tuple[float, float]
     borrowed: Borrowed | None
+
+
+HEAD: Final = (
+    *("kernels", "GPU", "dtype", "rows", "roofline", "local regression", "a fifth", "inside", "by layer"),
+    *("inside", "GPU left out", "inside", "after 20 kernels", "after 200", "NeuSight, GPUs left out"),
+)
 
 
 def error(predicted_ns: FloatArray, ns: FloatArray) -> float:
@@ -243,25 +245,14 @@ def judge(table: Table) -> Iterator[Line]:
         after = (np.nan, np.nan)
         if other is not None:
             after = moved_error(table, gpu, other.sure, 20), moved_error(table, gpu, other.sure, 200)
-        yield Line(
-            table.name,
-            gpu,
-            table.dtype,
-            len(rows.ns),
+        errors = (
             error(roofline_ns(table.family.work(rows.sizes, sheet, table.dtype), sheet), rows.ns),
             error(near, rows.take(fifth).ns[picked]),
             *score(own(table, gpu, rows.take(~fifth)), rows.take(fifth)),
             *score(own(table, gpu, known, known.layer), rows.take(layers)),
             np.nan if other is None else score(other.model, rows)[0],
-            *after,
-            other,
         )
-
-
-_HEAD: Final = (
-    *("kernels", "GPU", "dtype", "rows", "roofline", "local regression", "a fifth", "inside", "by layer"),
-    *("inside", "GPU left out", "inside", "after 20 kernels", "after 200", "NeuSight, GPUs left out"),
-)
+        yield Line(table.name, gpu, table.dtype, len(rows.ns), errors, after, other)
 
 
 def markdown(lines: Sequence[Line]) -> str:
@@ -274,10 +265,10 @@ def markdown(lines: Sequence[Line]) -> str:
             added = added_width(every, one.table, far=one.far, but=one.gpu)
             share = float(np.mean(one.added <= added**2))
             inside.append((share, np.mean(one.added == 0)))
-        numbers = (*line[4:11], share, line.after_20, line.after_200, NEUSIGHT.get(line.table, np.nan))
+        numbers = (*line.errors, share, *line.after, NEUSIGHT.get(line.table, np.nan))
         body.append([*map(str, line[:4]), *("" if np.isnan(x) else f"{x:.1%}" for x in numbers)])
     sure = _how_sure(every, np.array(inside)) if inside else ()
-    return markdown_table(_HEAD, body, words=3) + "".join(f"{each}\n" for each in sure)
+    return markdown_table(HEAD, body, words=3) + "".join(f"{each}\n" for each in sure)
 
 
 def _how_sure(every: Sequence[Borrowed], inside: FloatArray) -> Iterator[str]:

@@ -153,24 +153,15 @@ def _recipe(row: str, recipes: Mapping[str, Mapping[str, str]]) -> Mapping[str, 
 
 def _published(row: Mapping[str, str]) -> Published:
     of = _SOURCES[row["source"]]
-    hardware = f"{row['gpu']} {_precision(row)}"
+    said = Published(row["id"], row["source"], row["group"], f"{row['gpu']} {_precision(row)}", 0.0, None)
     try:
         training = of(row)
         step = _step_ms(row, training)
     except (Undescribed, InputError) as error:
-        return Published(row["id"], row["source"], row["group"], hardware, 0.0, None, str(error))
+        return replace(said, reason=str(error))
     peer = float(row["peer_prediction_ms"]) if row["peer_prediction_ms"] else None
-    return Published(
-        row["id"],
-        row["source"],
-        row["group"],
-        hardware,
-        step,
-        training,
-        memory_gib=_memory(row, training),
-        peer_ms=peer,
-        mfu=_mfu(row["note"]),
-    )
+    memory, mfu = _memory(row, training), _mfu(row["note"])
+    return replace(said, step_ms=step, training=training, memory_gib=memory, peer_ms=peer, mfu=mfu)
 
 
 def _precision(row: Mapping[str, str]) -> str:
@@ -228,11 +219,7 @@ _NO_MODEL: Final = {
 
 def _layout(row: Mapping[str, str], **changes: Any) -> ParallelLayout:
     sizes: dict[str, Any] = {
-        "tp": _size(row, "tp"),
-        "cp": _size(row, "cp"),
-        "pp": _size(row, "pp"),
-        "dp": _size(row, "dp"),
-        "ep": _size(row, "ep"),
+        **{key: _size(row, key) for key in ("tp", "cp", "pp", "dp", "ep")},
         "chunks": _size(row, "vpp"),
         "sharding": "zero-1",
         "order": _MEGATRON_ORDER,

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from import_helpers import REPOSITORY, columns, recorded
+from import_helpers import REPOSITORY, columns, recorded, recorded_graph
 
 from scenarios.importers import convert, load_graph, read_graph
 from sim import GraphBuilder
@@ -111,6 +111,6 @@ def test_convert_says_why_a_batch_is_fixed(tmp_path):
 
 
 def test_a_recorded_graph_survives_the_round_trip(tmp_path):
-    path = recorded("tensorflow/ResNet50_train_b32.json.gz")
-    convert(path, tmp_path / "r.json.gz")
-    assert columns(read_graph(tmp_path / "r.json.gz")) == columns(load_graph(path))
+    name = "tensorflow/ResNet50_train_b32.json.gz"
+    convert(recorded(name), tmp_path / "r.json.gz")
+    assert columns(read_graph(tmp_path / "r.json.gz")) == columns(recorded_graph(name))

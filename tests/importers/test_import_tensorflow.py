@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from import_helpers import recorded
+from import_helpers import recorded, recorded_graph
 from runs import checked
 
 from devices.machine import make_machine
@@ -61,7 +61,7 @@ def test_inception_v3_is_that_of_the_literature():
 
 
 def test_resnet50_training_is_three_times_the_forward():
-    graph = load_graph(recorded("tensorflow/ResNet50_train_b32.json.gz"))
+    graph = recorded_graph("tensorflow/ResNet50_train_b32.json.gz")
     forward = work(graph, "conv")
     # keras.applications: 3.86 G multiply-adds (stride in the first 1x1 of a block), 25,636,712 parameters
     assert forward / 32 / 2e9 == pytest.approx(3.86, rel=0.002)
@@ -78,11 +78,11 @@ def test_resnet50_training_is_three_times_the_forward():
 
 
 def test_every_control_edge_of_the_recording_is_kept():
-    path = recorded("tensorflow/ResNet50_train_b32.json.gz")
     import gzip
 
-    nodes = json.loads(gzip.decompress(path.read_bytes()))["nodes"]
-    graph = load_graph(path)
+    name = "tensorflow/ResNet50_train_b32.json.gz"
+    nodes = json.loads(gzip.decompress(recorded(name).read_bytes()))["nodes"]
+    graph = recorded_graph(name)
     expected = {(before, n["name"]) for n in nodes for before in n["control"]}
     now = graph.after_distance == 0
     followers = np.repeat(np.arange(len(graph)), graph.after.counts())[now]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from import_helpers import recorded_graph
 from rewrite_helpers import graph, shape
 
 from policies.rewrite.fusion import Fusion
 from policies.rewrite.layout import Layout
 from policies.rewrite.records import read, write
 from policies.rewrite.simplify import Arithmetic, CommonSubexpressions, ConstantFolding
-from scenarios.importers import load_graph
 from scenarios.importers.tensorflow_json import kind_of
 from sim import Graph, GraphBuilder
 from sim.base.errors import InputError
@@ -214,9 +213,9 @@ def test_a_shape_that_importers_leave_out_is_not_the_same() -> None:
     assert merged({"a": to_y, "b": to_y}, ("x", "y")) == ["a"]
 
 
-def test_a_recorded_step_keeps_its_constants(data_dir: Path) -> None:
+def test_a_recorded_step_keeps_its_constants() -> None:
     """Keras's ResNet-50 has 2,117 constants without their values; ten quotients divide by ten of them."""
-    g = load_graph(data_dir / "tensorflow" / "ResNet50_train_b32.json.gz")
+    g = recorded_graph("tensorflow/ResNet50_train_b32.json.gz")
     after = CommonSubexpressions().apply(g)
     count = Counter(after.kinds[code] for code in after.kind_code.tolist())
     assert (len(after), count["const"], count["floor_div"]) == (len(g), 2117, 10)

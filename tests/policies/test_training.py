@@ -11,6 +11,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from import_helpers import recorded_graph
 from runs import checked
 
 from devices.machine import make_machine
@@ -259,9 +260,9 @@ def by_kind(g: Graph) -> dict[str, tuple[int, int]]:
     return {kind: (ops[kind], flops[kind]) for kind in ops}
 
 
-def test_the_recorded_step_of_resnet_50(data_dir: Path) -> None:
+def test_the_recorded_step_of_resnet_50() -> None:
     """The forward that TensorFlow recorded within a step, differentiated: kind by kind what it recorded."""
-    recorded = load_graph(data_dir / "tensorflow" / "ResNet50_train_b32.json.gz")
+    recorded = recorded_graph("tensorflow/ResNet50_train_b32.json.gz")
     forward = read(recorded)
     for record in forward.ops.values():  # from one iteration to the next
         record.after = [(name, distance) for name, distance in record.after if not distance]

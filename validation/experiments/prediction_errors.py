@@ -123,12 +123,10 @@ class Point:
     inversions: int
 
 
-class Spread(dict[str, float]):
-    """Mean and maximum of the absolute errors, the bias (mean with sign), and their number."""
+def spread(errors: Sequence[float]) -> dict[str, float]:
+    """Return mean and maximum of the absolute errors, the bias (mean with sign), and their number.
 
-
-def spread(errors: Sequence[float]) -> Spread:
-    """Summarise signed errors; only those that could not be measured (NaN) are dropped.
+    Only errors that could not be measured (NaN) are dropped.
 
     Examples
     --------
@@ -137,9 +135,10 @@ def spread(errors: Sequence[float]) -> Spread:
     """
     errors = [error for error in errors if not isnan(error)]
     if not errors:
-        return Spread()
+        return {}
     size = [abs(error) for error in errors]
-    return Spread(mean=statistics.fmean(size), max=max(size), bias=statistics.fmean(errors), n=len(errors))
+    bias = statistics.fmean(errors)
+    return {"mean": statistics.fmean(size), "max": max(size), "bias": bias, "n": len(errors)}
 
 
 def rebuild(case: Case, run: Mapping[str, Any]) -> Trace:
