@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -288,6 +289,10 @@ def _training_of(case: Case) -> RecoveryRuns | None:
     from scenarios.run.decisions import resolve_recoveries
     from scenarios.training_run.training import RecoveryRuns
 
+    gpus, run = getattr(scenario.content.workload, "gpus", 0), section.workers * section.devices
+    if gpus not in (0, run) and any(cause.kind == "device" for cause in section.failures.values()):
+        which = f"devices that may fail are {section.workers:,} workers' with {section.devices:,} each"
+        warnings.warn(f"the step is on {gpus:,} GPUs, but {which}", stacklevel=2)
     where = ("training_run", "recovery")
     recoveries = resolve_recoveries(section.recovery, scenario.document, where)
     return RecoveryRuns(scenario.document, section.plan(0, scenario.document), recoveries)

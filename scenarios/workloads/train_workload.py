@@ -294,6 +294,12 @@ class Train(Workload):
 
     train: TrainFields
 
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of the step."""
+        of = self.train.parallel
+        return self.train.gpus or of.tp * of.cp * of.pp * of.dp
+
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if an option is unknown to the schedule; its sizes are those of the layout."""
         check_schedule(str(policy.name), policy.options)

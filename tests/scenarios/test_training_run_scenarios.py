@@ -175,6 +175,18 @@ def test_a_sweep_has_goodput(tmp_path: Path) -> None:
     assert "goodput.restart-job 64.9%" in best.stdout
 
 
+@pytest.mark.parametrize(("devices", "told"), [("devices: 4,", True), ("devices: 2,", False), ("", True)])
+def test_a_step_on_another_number_of_gpus_is_told(tmp_path: Path, devices: str, told: bool) -> None:
+    model = "{layers: 2, hidden: 64, heads: 4, vocabulary: 128}"
+    step = (
+        f"{{train: {{model: {model}, calibration: h100-sxm, sequence: 32, batch: 4, parallel: {{dp: 4}}}}}}"
+    )
+    causes = "failures: {gpu: {kind: device, mtbf: 10h}}, recovery: [restart-job]"
+    path = write(tmp_path, f"workload: {step}\ntraining_run: {{steps: 5, workers: 2, {devices} {causes}}}\n")
+    says = "the step is on 4 GPUs, but devices that may fail are 2 workers' with "
+    assert (says in sim("run", path).stderr) == told
+
+
 def test_the_timeline_is_drawn(tmp_path: Path) -> None:
     path = tmp_path / "t.png"
     assert sim("run", write(tmp_path, RUN), "--timeline", path).exit_code == 0
