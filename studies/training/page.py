@@ -32,6 +32,7 @@ def page(
     tables = {
         "summary": summary(judgements),
         "memory": _memory(memory),
+        "assumed": "".join(f"- `{source}`: {assumed}.\n" for source, assumed in ASSUMED.items()),
         "sources": "".join(source_rows(each, _FAR) for each in judgements),
         "bridge": _bridge(judgements),
         "where": _where(rows),
@@ -109,10 +110,6 @@ def source_rows(judgement: Judgement, least: float = 0.0) -> str:
         if sum(map(abs, off)) >= least * len(off)
     ]
     text = f"## {judgement.title}\n\nCalibrated on: {judgement.how}.\n"
-    sources = sorted({one.row.source for one in judgement.judged})
-    for source in sources:
-        if source in ASSUMED:
-            text += f"Assumed: {ASSUMED[source]}.\n"
     text += f"{judgement.beside}.\n" if judgement.beside else ""
     if not rows:
         return text + f"No layout is off by more than {100 * least:.0f} % on average.\n\n"
