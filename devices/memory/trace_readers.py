@@ -82,6 +82,9 @@ class MemoryEvent(NamedTuple):
     returned: bool = False
 
 
+_MOST_HELD: Final = 2**60
+
+
 def checked_events(events: Iterable[tuple[str, MemoryEvent]]) -> Iterator[MemoryEvent]:
     """Yield the events of a trace, refusing one that cannot have happened.
 
@@ -94,7 +97,7 @@ def checked_events(events: Iterable[tuple[str, MemoryEvent]]) -> Iterator[Memory
     ------
     InputError
         An id is allocated while it lives, freed or used while it does not, freed with another size, or
-        reached before it was freed.
+        reached before it was freed; or more is alive than any device has.
 
     Examples
     --------
@@ -104,6 +107,7 @@ def checked_events(events: Iterable[tuple[str, MemoryEvent]]) -> Iterator[Memory
     """
     live: dict[str | int, tuple[str, int]] = {}
     freed: dict[str | int, str] = {}
+    held = 0
     for where, event in events:
         if event.op == "alloc":
             if event.id in live:
@@ -111,6 +115,9 @@ def checked_events(events: Iterable[tuple[str, MemoryEvent]]) -> Iterator[Memory
                     f"{where}: {event.id!r} is allocated, and lives already, since {live[event.id][0]}"
                 )
             live[event.id] = (where, event.nbytes)
+            held += event.nbytes
+            if held > _MOST_HELD:
+                raise InputError(f"{where}: {event.id!r} makes {held:,} bytes alive, more than there is")
         elif event.op in ("free", "record_stream"):
             if event.id not in live:
                 done = "freed" if event.op == "free" else "used on another stream"
@@ -118,6 +125,7 @@ def checked_events(events: Iterable[tuple[str, MemoryEvent]]) -> Iterator[Memory
                 raise InputError(f"{where}: {event.id!r} is {done}, and was {past}")
             if event.op == "free":
                 since, nbytes = live.pop(event.id)
+                held -= nbytes
                 if event.nbytes not in (0, nbytes):
                     sizes = f"{event.nbytes} bytes, and was allocated with {nbytes}"
                     raise InputError(f"{where}: {event.id!r} is freed with {sizes}, {since}")

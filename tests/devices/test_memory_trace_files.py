@@ -83,6 +83,10 @@ def test_json_lines_plain_and_compressed(tmp_path: Path) -> None:
             r"'ok' is allocated, and lives already, since .*t.jsonl:1$",
         ),
         ('{"op": "free", "id": "y"}', "'y' is freed, and was never allocated"),
+        (
+            '{"op": "alloc", "id": "y", "nbytes": 1152921504606846969}',
+            r"'y' makes [\d,]+,977 bytes alive, more",
+        ),
         ('{"op": "free", "id": "gone"}', r"'gone' is freed, and was freed already, .*t.jsonl:3$"),
         (
             '{"op": "free", "id": "ok", "nbytes": 4}',
