@@ -458,7 +458,7 @@ def axes_of(vary: Sequence[str], option: str = "--vary") -> dict[str, list[str]]
             raise InputError(f"{option} {text!r}: give KEY=V1,V2,... as in workload.batch=1,8,32")
         if key in axes:
             raise InputError(f"{option} {key} is given twice; put all its values behind one")
-        axes[key] = [value for part in _split(values) for value in _range(part)]
+        axes[key] = [value for part in _split(values) for value in _range(part, f"{option} {text!r}: ")]
         if "" in axes[key]:
             raise InputError(f"{option} {text!r}: a value is empty")
         _refuse_twice(axes[key], f"{option} {text!r}: ")
@@ -471,13 +471,13 @@ def _refuse_twice(values: Sequence[str | None], where: str) -> None:
         raise InputError(f"{where}{twice} is given twice")
 
 
-def _range(value: str) -> Sequence[str]:
+def _range(value: str, where: str) -> Sequence[str]:
     """Return the whole numbers of ``1..8`` or ``1..64 x2``; any other value stays as it is."""
     if (found := re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})(?: ?x(\d{1,18}))?", value)) is None:
         return (value,)
     first, last, factor = (int(part or 0) for part in found.groups())
     if last < first or (found[3] and (factor < 2 or not first)):
-        raise InputError(f"{value!r}: give FIRST..LAST, or FIRST..LAST x2 from 1 on, with FIRST the least")
+        raise InputError(f"{where}give FIRST..LAST, or FIRST..LAST x2 from 1 on, with FIRST the least")
     if not factor:
         at_most(MOST_RUNS, last - first + 1, "values")
         return [str(n) for n in range(first, last + 1)]

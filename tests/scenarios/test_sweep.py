@@ -378,7 +378,7 @@ def test_the_table_on_a_terminal(scenario: Path) -> None:
         ("cores=1,,2", "a value is empty"),
         ("cores=1,2,1", "1 is given twice"),
         ("cores=1..3,2", "2 is given twice"),
-        ("cores=8..1", "give FIRST..LAST"),
+        ("cores=8..1", "^--vary 'cores=8..1': give FIRST..LAST"),
         ("cores=0..8 x2", "x2 from 1 on"),
         ("cores=1..8 x1", "x2 from 1 on"),
         ("cores=1..100000000", "values"),
