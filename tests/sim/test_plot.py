@@ -371,6 +371,11 @@ def test_a_notebook_shows_a_figure_as_a_picture() -> None:
     )
 
 
+def test_a_name_is_no_formula() -> None:
+    figure = gantt(two_streams((r"$\x$", r"$\frac$", "conv"))).figure
+    figure.draw_without_rendering()  # type: ignore[union-attr]
+
+
 def test_kinds_of_one_colour_are_one_entry_of_the_legend() -> None:
     trace = _pipeline("all_gather", "matmul", "reduce_scatter", "gemm", ns=1000)
     assert legend(gantt(trace)) == ["gemm, matmul", "reduce_scatter, all_gather"]
