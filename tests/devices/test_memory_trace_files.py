@@ -84,8 +84,8 @@ def test_json_lines_plain_and_compressed(tmp_path: Path) -> None:
         ),
         ('{"op": "free", "id": "y"}', "'y' is freed, and was never allocated"),
         (
-            '{"op": "alloc", "id": "y", "nbytes": 1152921504606846969}',
-            r"'y' makes [\d,]+,977 bytes alive, more",
+            '{"op": "alloc", "id": "y", "nbytes": 1152921504606846970}',
+            r"'y' makes [\d,]+,978 bytes alive",
         ),
         ('{"op": "free", "id": "gone"}', r"'gone' is freed, and was freed already, .*t.jsonl:3$"),
         (
