@@ -146,7 +146,7 @@ class RateFields(DrawnFields):
         of times at a rate: 1 Poisson, below in bursts, .inf evenly
     """
 
-    rate: Rate
+    rate: Rate = Field(gt=0)
     burstiness: float = Field(1.0, gt=0)
 
     def times_ns(self, drawn: np.random.Generator) -> IntArray:
@@ -154,10 +154,10 @@ class RateFields(DrawnFields):
         gaps = np.full(self.count, 1 / self.rate)
         if math.isfinite(self.burstiness):
             gaps = drawn.gamma(self.burstiness, 1 / (self.rate * self.burstiness), self.count)
-        ns = NS_PER_S * (np.cumsum(gaps) - gaps[0])
-        if not ns[-1] < LATEST_NS:
+        seconds = np.cumsum(gaps) - gaps[0]
+        if not NS_PER_S * float(seconds[-1]) < LATEST_NS:
             raise InputError(f"the last of {self.count:,} requests comes 146 years after the first, or later")
-        times: IntArray = np.rint(ns).astype(np.int64)
+        times: IntArray = np.rint(NS_PER_S * seconds).astype(np.int64)
         return times
 
 

@@ -280,11 +280,13 @@ def parse_rate(value: object, *, what: str = "rate") -> float:
     >>> parse_rate("8/s"), parse_rate("90/min")
     (8.0, 1.5)
     """
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*/\s*(s|min|h)\s*", str(value))
+    number = r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?"
+    found = re.fullmatch(rf"\s*(?P<times>{number})\s*/\s*(?P<per>s|min|h)\s*", str(value))
+    rate = float(found["times"]) / {"s": 1, "min": 60, "h": 3600}[found["per"]] if found else math.inf
     with error_path(*filter(None, [what])):
-        if found is None:
+        if math.isinf(rate):
             raise UnitError(f"{clip_repr(value)} is not a rate: times a second, minute or hour, as in '8/s'")
-        return float(found[1]) / {"s": 1, "min": 60, "h": 3600}[found[2]]
+        return rate
 
 
 def parse_fraction(value: object, *, what: str = "fraction") -> float:
