@@ -16,6 +16,7 @@ from pydantic import BaseModel, Discriminator, Tag, ValidationError
 from scenarios.file.document import Document, Loc, dotted_path
 from scenarios.file.yaml_read import Place
 from scenarios.ops.attributes import ATTRIBUTES
+from sim.base.arrays import grouped
 from sim.base.errors import InputError, ScenarioError, hint, nearest
 from sim.base.options import misfit_text
 
@@ -70,14 +71,19 @@ def _describe(
     ]
     fitting = {at for shape, at in zip(shapes, there, strict=True) if not shape}
     fitting.update(at[:k] for at in there for k in range(len(at)))
-    for fault, loc, shape in zip(faults, there, shapes, strict=True):
+    kinds = [fault["type"] in (*_SHAPES, *_PLAIN) for fault in faults]
+    alike = grouped(zip(zip(there, kinds, shapes, strict=True), faults, strict=True))
+    for fault, loc, kind, shape in zip(faults, there, kinds, shapes, strict=True):
         if shape and loc in fitting:
             continue  # another member of the union has this shape, and the fault is in there
+        told = alike[loc, kind, shape] if kind else [fault]
+        if fault is not told[0]:
+            continue  # a member of the union that is told with the first
         missing = fault["type"] == "missing"
         unknown = fault["type"] == "extra_forbidden"
         if missing and fault["loc"] in meant:  # it is present but misspelt or misplaced: another line says so
             continue
-        message = _unknown(fault["loc"], model) if unknown else _message(fault)
+        message = _unknown(fault["loc"], model) if unknown else _message(*told)
         yield loc, (*loc, fault["loc"][-1]) if missing else loc, message, unknown
 
 
@@ -102,13 +108,16 @@ def _existing(loc: Loc, given: Any) -> Loc:
     return tuple(found)
 
 
-def _message(fault: Any) -> str:
+def _message(fault: Any, *others: Any) -> str:
     kind = fault["type"]
     if kind == "scenario":
         return str(fault["ctx"]["message"])
-    if kind in ("missing", "too_short"):
-        return "is missing" if kind == "missing" else "is empty"
-    return misfit_text(fault) + ("; put it in quotes if it is meant" if kind == "string_type" else "")
+    if kind == "missing":
+        return "is missing"
+    if kind == "too_short" and not fault["input"]:
+        return "is empty"
+    quotes = "; put it in quotes if it is meant" if kind == "string_type" and not others else ""
+    return misfit_text(fault, *others) + quotes
 
 
 def _unknown(loc: Loc, model: type[BaseModel]) -> str:

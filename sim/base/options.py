@@ -321,7 +321,8 @@ def misfit_text(*faults: Any) -> str:
         shown += f"; did you mean {near!r}?" if near else ""
     wanted = [_WANTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ") for fault in faults]
     if wanted[0][0].isupper():  # a complete sentence of pydantic's
-        return f"{wanted[0][0].lower()}{wanted[0][1:]}, not {shown}"
+        told = re.sub(r"^\w+ (should have .*) after validation, not \d+$", r"\1", wanted[0])
+        return f"{told[0].lower()}{told[1:]}, not {shown}"
     return f"should be {' or '.join(dict.fromkeys(wanted))}, not {shown}"
 
 

@@ -519,5 +519,5 @@ def test_a_machine_with_too_few_workers_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefetch", [-1, True, "automatic"])
 def test_a_wrong_buffer(prefetch: Any) -> None:
-    with pytest.raises(Exception, match="should be 'auto' or 'none'"):
+    with pytest.raises(Exception, match="'auto' or 'none', not"):
         TfDataFields(model="tf-data", steps=1, load="1ns", train="1ns", prefetch=prefetch)

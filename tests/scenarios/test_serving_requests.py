@@ -83,6 +83,9 @@ def test_a_prefix_in_common() -> None:
         ({"in_flight": 4, "prompt": 1, "output": 1, "count": 1, "burstiness": 2}, "burstiness\n  Extra"),
         ({"trace": "a", "prompt": 1}, "prompt\n  Extra"),
         ({"rate": "8", "prompt": 1, "output": 1, "count": 1}, "8"),
+        ({"rate": "0/s", "prompt": 1, "output": 1, "count": 1}, "greater than 0"),
+        ({"rate": "1.2.3/s", "prompt": 1, "output": 1, "count": 1}, "'1.2.3/s' is not a rate"),
+        ({"rate": "1e999/s", "prompt": 1, "output": 1, "count": 1}, "'1e999/s' is not a rate"),
         ({"rate": "8/s", "prompt": [3], "output": 1, "count": 1}, "at least 2 items"),
         (
             {"rate": "8/s", "prompt": [5, 3], "output": 1, "count": 1},

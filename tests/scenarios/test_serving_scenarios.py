@@ -264,7 +264,12 @@ def test_a_batcher_of_ones_own(tmp_path: Path) -> None:
         ({"model": "llama3-8b"}, "has no effect beside step"),
         ({"requests": {"rate": "8/s", "prompt": 1, "output": 1, "count": 10**8}}, "more than the 10,000,000"),
         (
-            {"requests": {"rate": "1e-9/s", "prompt": 1, "output": 1, "count": 50}},
+            {"requests": {"rate": "8/s", "prompt": [3], "output": 1, "count": 5}},
+            r"prompt: should have at least 2 items, not \[3\]",
+        ),
+        ({"calibration": []}, r"^[^\n]*calibration: should be text or a mapping \(KEY: VALUE\), not \[\]"),
+        (
+            {"requests": {"rate": "1e-300/s", "prompt": 1, "output": 1, "count": 50}},
             "50 requests comes 146 years",
         ),
         ({"requests": {"trace": "no.jsonl"}}, "requests: ([^ ]*no.jsonl): no such file"),
