@@ -54,7 +54,7 @@ def _check_known(value: Any) -> Any:
         raise fault(f"should be a mapping with the key model, one of {known}")
     name = value["model"]
     if not isinstance(name, str) or name not in BUILDERS:
-        raise fault(f"there is no model {name!r}{hint(str(name), BUILDERS)}")
+        raise fault(f"there is no model {name!r}{hint(str(name), BUILDERS)}", ("model",))
     return value
 
 

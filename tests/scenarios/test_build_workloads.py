@@ -304,7 +304,7 @@ def test_a_gpt_in_a_scenario(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        ("model: gtp", "workload.build: there is no model 'gtp'; did you mean 'gpt'?"),
+        ("model: gtp", ":1:27: workload.build.model: there is no model 'gtp'; did you mean 'gpt'?"),
         (
             "layers: 3",
             f"workload.build: should be a mapping with the key model, one of {', '.join(BUILDERS)}",
