@@ -80,7 +80,7 @@ class FabricFields(Strict):
             for key in given if isinstance(given, dict) else ():
                 kind = key if name == "latency" else key.partition("/")[0]
                 if kind not in known:
-                    raise fault(f"{name}: unknown kind of collective {kind!r}{hint(kind, known)}")
+                    raise fault(f"unknown kind of collective {kind!r}{hint(kind, known)}", (name, key))
         return self
 
 
@@ -216,7 +216,7 @@ class CalibrationFields(Strict):
         if not isinstance(given, dict) or not isinstance(name := given.get("from"), str):
             return given
         if name not in calibration_names():
-            raise fault(f"from: there is no calibration {name!r}{hint(name, calibration_names())}")
+            raise fault(f"there is no calibration {name!r}{hint(name, calibration_names())}", ("from",))
         begun = read_yaml_text(_read_shipped(name), name).plain()
         instead = {"nccl": ("node", "network"), "node": ("nccl",)}  # what a key stands in place of
         gone = {key for name in instead if name in given for key in instead[name] if key not in given}

@@ -206,7 +206,7 @@ class FunctionOps(Strict):
     def _not_split(self) -> FunctionOps:
         for name, op in self.ops.items():
             if op.split > 1:
-                raise fault(f"op {name!r} is split, which an op of a function cannot be")
+                raise fault("an op of a function cannot be split", ("ops", name, "split"))
         return self
 
 

@@ -272,6 +272,15 @@ def test_an_unknown_device_in_a_function_that_nobody_names_is_refused(tmp_path: 
         run_scenario(load_scenario(path))
 
 
+def test_an_op_of_a_function_is_not_split(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(FUNCTIONS.replace("{s: {", "{s: {split: 2, "), encoding="utf-8")
+    with pytest.raises(
+        ScenarioError, match=r"s\.yaml:4:42: workload\.functions\.step\.ops\.s\.split: an op of"
+    ):
+        load_scenario(path)
+
+
 def test_an_outcome_that_is_none_is_told_at_the_op(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     text = FUNCTIONS.replace("FUNCTIONAL", "kind: if, inputs: [a, a], attributes: {then: step, else: step}")

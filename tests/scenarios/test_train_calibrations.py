@@ -63,13 +63,9 @@ def test_messages_between_nodes_take_nccls_latencies_unless_told() -> None:
         fabrics(fixed=fixed)
     with pytest.raises(ValidationError, match="give fixed together with latency"):
         fabrics(latency="nccl", fixed=fixed)
-    with pytest.raises(
-        ValidationError, match="latency: unknown kind of collective 'defalt'; did you mean 'default'"
-    ):
+    with pytest.raises(ValidationError, match="unknown kind of collective 'defalt'; did you mean 'default'"):
         fabrics(latency={"defalt": "4us"})
-    with pytest.raises(
-        ValidationError, match="fixed: unknown kind of collective 'sent'; did you mean 'send'"
-    ):
+    with pytest.raises(ValidationError, match="unknown kind of collective 'sent'; did you mean 'send'"):
         fabrics(latency={"default": "4us"}, fixed={"sent/4": "1us"})
 
 
@@ -81,7 +77,7 @@ def test_efficiencies_of_so_many_ranks() -> None:
     assert node.rate("send", 8) == 448e9 * 0.1
     both = replace(node, efficiency={"all_gather/2": 0.5, **node.efficiency})
     assert both.time_ns("all_gather", 448_000_000, 2) == 5000 + 0.5 * 448e6 / 224
-    with pytest.raises(ValidationError, match="efficiency: unknown kind of collective 'defalt'"):
+    with pytest.raises(ValidationError, match="unknown kind of collective 'defalt'"):
         _fabrics({"from": "mi300x", "node": {"efficiency": {"defalt/2": 0.1}}})
 
 
