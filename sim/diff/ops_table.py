@@ -7,7 +7,6 @@ optional. A table of several runs has a column ``policy``, which gives the run o
 from __future__ import annotations
 
 import io
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,7 +15,7 @@ import numpy as np
 
 from sim.base.arrays import LATEST_NS, BoolArray, Codes, IntArray
 from sim.base.errors import InputError, UnknownNameError, extra, hint
-from sim.base.files import StrPath, read_bytes
+from sim.base.files import StrPath, loads_once, read_bytes
 from sim.diff.differences import Differences, differences
 from sim.diff.propagated_delays import told_apart, why_first_moved
 from sim.diff.schedule import FILLERS, TRANSFER, OpSchedule, RowNotes, schedule_of
@@ -60,7 +59,7 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
             if b"'" in content or b"\\u00" in content:  # otherwise no row needs unescaping
                 table = table.map(text_of_csv)
         else:
-            table = pd.DataFrame(json.loads(content))
+            table = pd.DataFrame(loads_once(content))
     except Exception as error:  # each of the three readers raises errors of its own
         what = " ".join(f"{error}".split())[:200]
         raise InputError(f"{path}: no table of ops, as `sim run --ops` writes one ({what})") from None
@@ -70,6 +69,8 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
                 f"{path}: no column {column!r}; a table of ops has op, start_ns and end_ns"
                 f"{hint(column, [str(each) for each in table.columns])}"
             )
+    if twice := [column for column in table.columns if f"{column}.1" in table.columns]:  # as pandas reads it
+        raise InputError(f"{path}: the column {twice[0]!r} stands twice")
     if not len(table):
         raise InputError(f"{path}: a table without rows")
     for column in ("start_ns", "end_ns"):
@@ -181,11 +182,12 @@ def _whole(path: StrPath, table: pd.DataFrame, column: str) -> IntArray:
     import pandas as pd
 
     number = pd.to_numeric(table[column], errors="coerce")
-    whole = (number.abs() <= LATEST_NS) & (number % 1 == 0)
+    whole = (number.abs() <= LATEST_NS) & (number % 1 == 0) & ((number >= 0) | column.endswith("_ns"))
     wrong = np.flatnonzero(~whole.fillna(False).to_numpy(bool))
     if len(wrong):
         row, value = int(wrong[0]), str(table[column].iloc[wrong[0]])
-        raise InputError(f"{path}: row {row + 1}: {column} is {value[:40]!r}, no whole number of ns")
+        what = "no whole number" + (" of ns" if column.endswith("_ns") else " from 0 on")
+        raise InputError(f"{path}: row {row + 1}: {column} is {value[:40]!r}, {what}")
     return number.to_numpy(np.int64)
 
 
