@@ -21,7 +21,6 @@ ai-dynamo/dynamo and aiperf, casys-kaist/LLMServingSim.
 from __future__ import annotations
 
 import csv
-import json
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -48,8 +47,8 @@ from policies.serving.batcher import Request, Segment
 from scenarios.file.document import Document
 from scenarios.file.faults import input_error
 from sim.base.arrays import LATEST_NS, MOST_BUILT, MOST_TASKS, IntArray, at_most
-from sim.base.errors import InputError, in_file
-from sim.base.files import read_bytes
+from sim.base.errors import InputError, in_file, located
+from sim.base.files import loads_once, read_bytes
 from sim.base.units import NS_PER_S, parse_rate
 
 Row = dict[str, Any]
@@ -84,7 +83,8 @@ class TraceFields(Strict):
 
     def requests(self, document: Document, seed: int) -> list[Request]:
         """Return the requests by arrival."""
-        return read_requests(document.file(self.trace), self.count)
+        with located("trace"):
+            return read_requests(document.file(self.trace), self.count)
 
 
 class DrawnFields(Strict):
@@ -293,7 +293,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                row = json.loads(line)
+                row = loads_once(line)
             except (ValueError, RecursionError) as error:
                 raise InputError(f"line {number}: not JSON: {error}") from None
             if not isinstance(row, dict):

@@ -295,6 +295,7 @@ _WANTED: Final = {
     "finite_number": "a number",
     "float_type": "a number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "int_type": "a whole number",
     "iterable_type": "a list",
     "list_type": "a list",

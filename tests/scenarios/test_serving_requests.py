@@ -227,7 +227,11 @@ def test_what_else_ours_says(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "line 2: has none of the columns prompt, .* tokens, input_toks, input_lens, but a, b"),
         (MOONCAKE + "{", "line 3: not JSON"),
         (MOONCAKE + "[1]", "not JSON|line 3: should be an object"),
-        (MOONCAKE.replace("52", '"x"'), "line 1: output_length: should be a valid integer, .* not 'x'"),
+        (MOONCAKE.replace("52", '"x"'), "line 1: output_length: should be a whole number, not 'x'"),
+        (
+            MOONCAKE.replace('"hash_ids"', '"input_length"'),
+            "line 1: not JSON: the key 'input_length' stands twice",
+        ),
         (MOONCAKE.replace('"timestamp": 30535, ', ""), "line 2: has none of the columns arrival, timestamp"),
         (
             AZURE_2023 + "\n2023-11-16 18:17:04.0319600,110",

@@ -272,7 +272,7 @@ def test_a_batcher_of_ones_own(tmp_path: Path) -> None:
             {"requests": {"rate": "1e-300/s", "prompt": 1, "output": 1, "count": 50}},
             "50 requests comes 146 years",
         ),
-        ({"requests": {"trace": "no.jsonl"}}, "requests: ([^ ]*no.jsonl): no such file"),
+        ({"requests": {"trace": "no.jsonl"}}, "requests.trace: ([^ ]*no.jsonl): no such file"),
         ({**MODEL, "step": None, "kv": {"blocks": 10**6}}, "1,000,000 blocks take 2.097 TB .* has 85.02 GB"),
     ],
 )
