@@ -8,7 +8,9 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Final
-from unicodedata import east_asian_width
+from unicodedata import combining, east_asian_width
+
+from scenarios.cli.terminal import escaped
 
 _WIDTH: Final = 160
 """Width of a list that is written to a file or a pipe."""
@@ -62,5 +64,7 @@ def print_list(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def _width(text: str) -> int:
-    """Return the number of terminal columns that `text` takes."""
-    return len(text) if text.isascii() else sum(1 + (east_asian_width(c) in "WF") for c in text)
+    """Return the number of terminal columns that `text` takes once it is `escaped`."""
+    text = escaped(text)
+    wide = (1 + (east_asian_width(c) in "WF") for c in text if not combining(c))
+    return len(text) if text.isascii() else sum(wide)

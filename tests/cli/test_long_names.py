@@ -8,6 +8,8 @@ import pytest
 from cli_runner import sim
 from scenario_texts import changed, write
 
+from scenarios.cli.terminal import escaped
+from scenarios.cli.text_tables import print_table
 from sim.base.errors import LONGEST_NAME, UnknownNameError, shorten
 
 LONG = "x" * 2000
@@ -53,6 +55,11 @@ def test_a_name_on_the_command_line(tmp_path: Path) -> None:
         assert result.exit_code == 2
         assert result.stderr.count("\n") == 1
         assert len(result.stderr) < 700
+
+
+def test_columns_meet_below_what_is_escaped_or_combined(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([{"name": "a\u202eb", "n": "1"}, {"name": "e\u0301", "n": "22"}])
+    assert escaped(capsys.readouterr().out) == "name       n\na\\u202eb   1\ne\u0301         22\n"
 
 
 def test_the_ends_of_a_name_stay() -> None:
