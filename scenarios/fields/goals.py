@@ -147,9 +147,9 @@ def read_goal(minimise: str | None, maximise: str | None, subject_to: Sequence[s
 def _limits(texts: Sequence[str]) -> Iterator[Limit]:
     for text in texts:
         parts = re.fullmatch(r"\s*(.+?)\s*(?:(<=|>=|=)\s*(.+?)\s*)?", text)
-        if parts is None:
+        what, sign, value = parts.groups() if parts else ("", None, "")
+        if not what or (sign is None and re.search("[<>]", what)):
             raise InputError(f"--subject-to {text!r}: give a result and its limit, as in 'mfu>=40%', or fits")
-        what, sign, value = parts.groups()
         if what == "fits" and sign is None:
             continue
         with in_file(f"--subject-to {what}"):

@@ -182,6 +182,10 @@ def test_limits_and_memory_that_is_short(scenario: str) -> None:
             "--subject-to is a limit on an answer: say what to --minimise or --maximise",
         ),
         (["--minimise", "mfu", "--subject-to", "mfu"], "give its limit, too, as in 'mfu<=...'"),
+        (
+            ["--minimise", "mfu", "--subject-to", "mfu<4"],
+            "'mfu<4': give a result and its limit, as in 'mfu>=40%'",
+        ),
         (["--minimise", "mfu", "--subject-to", "step_memory<=80"], "80 has no unit"),
         (["--minimise", "goodput.x"], "goodput.x: this run has no such result"),
         (["--minimise", "peak_memory.gpu9"], "peak_memory.gpu9: this run has no such result"),
