@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from unicodedata import combining, east_asian_width
 
-from scenarios.cli.terminal import escaped
+from scenarios.cli.terminal import escape
 
 _WIDTH: Final = 160
 """Width of a list that is written to a file or a pipe."""
@@ -64,7 +64,7 @@ def print_list(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def _width(text: str) -> int:
-    """Return the number of terminal columns that `text` takes once it is `escaped`."""
-    text = escaped(text)
+    """Return the number of terminal columns that `text` takes once it is escaped."""
+    text = escape(text)
     wide = (1 + (east_asian_width(c) in "WF") for c in text if not combining(c))
     return len(text) if text.isascii() else sum(wide)

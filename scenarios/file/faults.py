@@ -16,7 +16,7 @@ from pydantic import BaseModel, Discriminator, Tag, ValidationError
 from scenarios.file.document import Document, Loc, dotted_path
 from scenarios.file.yaml_read import Place
 from scenarios.ops.attributes import ATTRIBUTES
-from sim.base.arrays import grouped
+from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, ScenarioError, hint, nearest
 from sim.base.options import misfit_text
 
@@ -72,7 +72,7 @@ def _describe(
     fitting = {at for shape, at in zip(shapes, there, strict=True) if not shape}
     fitting.update(at[:k] for at in there for k in range(len(at)))
     kinds = [fault["type"] in (*_SHAPES, *_PLAIN) for fault in faults]
-    alike = grouped(zip(zip(there, kinds, shapes, strict=True), faults, strict=True))
+    alike = group_pairs(zip(zip(there, kinds, shapes, strict=True), faults, strict=True))
     for fault, loc, kind, shape in zip(faults, there, kinds, shapes, strict=True):
         if shape and loc in fitting:
             continue  # another member of the union has this shape, and the fault is in there

@@ -47,7 +47,7 @@ from policies.serving.batcher import Request, Segment
 from scenarios.file.document import Document
 from scenarios.file.faults import input_error
 from sim.base.arrays import LATEST_NS, MOST_BUILT, MOST_TASKS, IntArray, at_most
-from sim.base.errors import InputError, in_file, located
+from sim.base.errors import InputError, error_path, in_file
 from sim.base.files import loads_once, read_bytes
 from sim.base.units import NS_PER_S, parse_rate
 
@@ -83,7 +83,7 @@ class TraceFields(Strict):
 
     def requests(self, document: Document, seed: int) -> list[Request]:
         """Return the requests by arrival."""
-        with located("trace"):
+        with error_path("trace"):
             return read_requests(document.file(self.trace), self.count)
 
 

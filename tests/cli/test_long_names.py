@@ -8,7 +8,7 @@ import pytest
 from cli_runner import sim
 from scenario_texts import changed, write
 
-from scenarios.cli.terminal import escaped
+from scenarios.cli.terminal import escape
 from scenarios.cli.text_tables import print_table
 from sim.base.errors import LONGEST_NAME, UnknownNameError, shorten
 
@@ -59,7 +59,7 @@ def test_a_name_on_the_command_line(tmp_path: Path) -> None:
 
 def test_columns_meet_below_what_is_escaped_or_combined(capsys: pytest.CaptureFixture[str]) -> None:
     print_table([{"name": "a\u202eb", "n": "1"}, {"name": "e\u0301", "n": "22"}])
-    assert escaped(capsys.readouterr().out) == "name       n\na\\u202eb   1\ne\u0301         22\n"
+    assert escape(capsys.readouterr().out) == "name       n\na\\u202eb   1\ne\u0301         22\n"
 
 
 def test_the_ends_of_a_name_stay() -> None:
