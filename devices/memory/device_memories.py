@@ -316,6 +316,11 @@ PLAN_NEEDS_ORDER: Final = (
     "tensor as it comes: pool, bfc, caching, counted"
 )
 
+PLAN_NEEDS_PROGRAM: Final = (
+    "a planned allocator gives each tensor its place in program order, and {} takes ops in another; choose "
+    "in-order, or an allocator that serves each tensor as it comes: pool, bfc, caching, counted"
+)
+
 PLAN_NEEDS_STARTS: Final = (
     "a host that launches ahead takes places of a planned allocator before copies between devices have come "
     "or left; with lifetime: execution all take their places when they start"
@@ -407,13 +412,6 @@ class DeviceMemories:
     def names(self) -> list[str]:
         """What each buffer is called."""
         return self.buffers.names(self.job, self.flow)
-
-    def planned_nodes(self) -> list[int]:
-        """Return of each device how many nodes take memory in an iteration by a plan; 0: it has none."""
-        writers = np.unique(self.buffers.writes.rows())
-        homes = np.concatenate((self.job.device_of, self.flow.destination))[writers]
-        count = np.bincount(homes, minlength=len(self.specs)).tolist()
-        return [n * (spec.allocator == "planned") for n, spec in zip(count, self.specs, strict=True)]
 
     def reserve(self, device: int, row: int) -> None:
         """Put down that from a row of the log on the allocator of `device` holds more or less than before."""

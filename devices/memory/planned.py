@@ -1,12 +1,15 @@
 """Memory with a layout decided before the run: allocating means looking up an offset.
 
-The plan assumes an order. A run that departs from it (out of order, another batch first) may ask for a
-tensor whose place is still occupied: then `try_alloc` returns None and the request waits.
+Tensors take turns at their bytes in the order that the plan was made for, and then from the beginning again
+(the next iteration). A tensor that is asked for before its turn has to wait: `try_alloc` returns None::
+
+    plan    a ▇▇▇▇      ▇▇▇ c         c waits for a and b to be freed, the next a for c
+            b ▇▇▇▇▇▇                  b could come before a, and c before neither
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -15,6 +18,7 @@ from devices.memory.allocator import Allocator, plan_too_large
 from devices.memory.device_memory import LIVE, Block, DeviceMemory, Owner, Span
 from devices.memory.planners import PLANNERS, ArenaPlan, Lifetime
 from devices.memory.trace_readers import MemoryEvent
+from sim.base.arrays import UNSET, grouped
 from sim.base.errors import InputError, UnknownNameError, hint
 
 
@@ -68,13 +72,14 @@ class PlannedAllocator(Allocator):
         self._base = base
         self.device_mallocs = 1
         self._reserve(plan.nbytes)
-        self._places: dict[Owner, list[tuple[int, int]]] = {}
-        for owner, offset, lifetime in zip(owners, plan.offsets, plan.lifetimes, strict=True):
-            if lifetime.nbytes:  # an empty tensor takes no place, and no turn
-                self._places.setdefault(owner, []).append((base + offset, lifetime.nbytes))
-        self._turn = dict.fromkeys(self._places, 0)
-        self._addresses: list[int] = []
-        self._live: dict[int, Block] = {}
+        self._plan, self._owners = plan, owners
+        # An empty tensor takes no place, and no turn.
+        filled = ((owner, i) for i, owner in enumerate(owners) if plan.lifetimes[i].nbytes)
+        self._tensors = grouped(filled)
+        self._turn = dict.fromkeys(self._tensors, 0)
+        self._before = _tenants_before(plan)
+        self._taken, self._freed = [0] * len(owners), [0] * len(owners)  # of each tensor, how often
+        self._live: dict[int, tuple[Block, int]] = {}  # by address, with the tensor
 
     @classmethod
     def from_events(
@@ -121,17 +126,19 @@ class PlannedAllocator(Allocator):
         """
         if nbytes <= 0:
             return self._empty(nbytes, stream, owner)
-        address, planned = self._place(owner)
+        tensor = self._next(owner)
+        planned = self._plan.lifetimes[tensor].nbytes
         if nbytes > planned:
             raise InputError(
                 f"{self.name}: {owner!r} asks for {nbytes} bytes, and {planned} were planned for it"
             )
-        at = bisect_left(self._addresses, address + planned)
-        if self._occupant(address, at) is not None:
+        if self._awaited(tensor) is not None:
             return None
-        block = self._live[address] = Block(address, planned, nbytes, stream, owner, LIVE, None)
-        self._addresses.insert(at, address)
+        address = self._base + self._plan.offsets[tensor]
+        block = Block(address, planned, nbytes, stream, owner, LIVE, None)
+        self._live[address] = block, tensor
         self._turn[owner] += 1
+        self._taken[tensor] += 1
         self._took(block)
         return block
 
@@ -139,52 +146,80 @@ class PlannedAllocator(Allocator):
         """Vacate the place of `block`; see `Allocator.free`."""
         self._gave(block)
         if block.nbytes:
-            del self._live[block.address]
-            del self._addresses[bisect_left(self._addresses, block.address)]
+            self._freed[self._live.pop(block.address)[1]] += 1
         return ()
 
     def forget_last(self, owner: Owner) -> None:
         """Let `owner` have the same place again."""
         self._turn[owner] -= 1
+        tensor = self._next(owner)
+        self._taken[tensor] -= 1
+        self._freed[tensor] -= 1
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether the plan has a place for the owner that is large enough."""
-        return nbytes == 0 or any(nbytes <= planned for _, planned in self._places.get(owner, ()))
+        return nbytes == 0 or any(
+            nbytes <= self._plan.lifetimes[tensor].nbytes for tensor in self._tensors.get(owner, ())
+        )
 
     def spans(self) -> Iterator[Span]:
         """Yield the live tensors and the gaps between them, in address order."""
         end = self._base
-        for address in (*self._addresses, self._base + self.reserved):
+        for address in (*sorted(self._live), self._base + self.reserved):
             if address > end:
                 yield Span(self._base, end, address - end, "free", 0, 0, None)
             if address in self._live:
-                yield self._live[address].span(self._base)
-                end = address + self._live[address].nbytes
+                yield self._live[address][0].span(self._base)
+                end = address + self._live[address][0].nbytes
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
-        """Name the tensor that lies where this one is to lie."""
-        address, planned = self._place(owner)
-        occupant = self._occupant(address, bisect_left(self._addresses, address + planned))
-        assert occupant is not None
+        """Name a tensor whose turn is before this one's."""
+        tensor = self._next(owner)
+        awaited = self._awaited(tensor)
+        assert awaited is not None
         return [
-            f"the order that the plan was made for: it puts {owner!r} where {occupant.owner!r} still lives; "
-            "run in that order, let the task wait (memory.when_full: wait), or plan for this order"
+            f"the order that the plan was made for: it puts {owner!r} where {self._owners[awaited]!r} lies "
+            "before it; run in that order, or plan for this one"
         ]
 
-    def _place(self, owner: Owner) -> tuple[int, int]:
-        """Return address and size of what the owner gets next."""
-        places = self._places.get(owner)
-        if places is None:
-            near = hint(str(owner), map(str, self._places))
+    def _next(self, owner: Owner) -> int:
+        """Return the tensor that the owner gets next."""
+        tensors = self._tensors.get(owner)
+        if tensors is None:
+            near = hint(str(owner), map(str, self._tensors))
             raise InputError(f"{self.name}: the memory plan has no place for {owner!r}{near}")
-        return places[self._turn[owner] % len(places)]
+        return tensors[self._turn[owner] % len(tensors)]
 
-    def _occupant(self, address: int, at: int) -> Block | None:
-        """Return the block before index `at` if it reaches beyond `address`, or None."""
-        if not at:
-            return None
-        block = self._live[self._addresses[at - 1]]
-        return block if block.address + block.nbytes > address else None
+    def _awaited(self, tensor: int) -> int | None:
+        """Return a tensor that has yet to come, or to go, before this one may come; None: it may."""
+        turn, freed = self._taken[tensor], self._freed
+        return next((j for j in self._before[tensor] if freed[j] < turn + (j < tensor)), None)
+
+
+def _tenants_before(plan: ArenaPlan) -> list[list[int]]:
+    """Return of each tensor those that had its bytes last, where iterations follow one another.
+
+    Examples
+    --------
+    >>> from devices.memory.planners import plan_greedy
+    >>> _tenants_before(plan_greedy([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)]))
+    [[2], [1], [0, 2]]
+    """
+    ends, tenants = [plan.nbytes], [UNSET]  # of the parts of the arena, in order of addresses
+    before: list[list[int]] = []
+    for _ in range(2):  # in the second iteration each has somebody before it
+        before = []
+        for tensor, (start, lifetime) in enumerate(zip(plan.offsets, plan.lifetimes, strict=True)):
+            end = start + lifetime.nbytes
+            a, b = bisect_right(ends, start), bisect_left(ends, end)
+            before.append([*dict.fromkeys(tenants[a : b + 1])] if lifetime.nbytes else [])
+            if not lifetime.nbytes:
+                continue
+            parts = [(start, tenants[a]), (end, tensor), (ends[b], tenants[b])]
+            at = [ends[a - 1] if a else 0, start, end]
+            kept = [part for part, begin in zip(parts, at, strict=True) if part[0] > begin]
+            ends[a : b + 1], tenants[a : b + 1] = map(list, zip(*kept, strict=True))
+    return before
 
 
 def lifetimes_of_events(events: Iterable[MemoryEvent]) -> tuple[list[Owner], list[Lifetime]]:

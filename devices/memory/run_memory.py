@@ -133,7 +133,6 @@ def _bytes_taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str
     device = memories.buffers.device[buffer]
     taken = np.zeros(len(key), np.int64)
     blocks: dict[int, Block] = {}
-    latest = [0] * len(memories.allocators)  # iteration that took
     asked = np.ones(len(key), bool)
     for d, allocator in enumerate(memories.allocators):
         if _is_counter(allocator):
@@ -151,10 +150,6 @@ def _bytes_taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str
         if this < 0:
             allocator.let_go(blocks.pop(~this))
         else:
-            iteration, before = this // n, latest[d]
-            latest[d] = iteration
-            if iteration < before and memories.specs[d].allocator == "planned":
-                return taken, allocator.name  # an iteration takes its places after the one before
             block = allocator.take(size[b], stream[owner[b]], names[b])
             if block is None:
                 return taken, allocator.name

@@ -43,7 +43,7 @@ class TensorMemory:
         "context", "device_of", "ended", "follows_ends", "granted", "home", "keyed", "last_on_stream",
         "late", "launched", "log", "looks", "memories", "n_buffers", "names", "nbytes", "offered",
         "outstanding", "paid_calls", "planned", "reads", "reserved", "specs", "stream_of", "synchronising",
-        "took", "unread", "uses", "waits", "writes",
+        "unread", "uses", "waits", "writes",
     )  # fmt: skip
 
     def __init__(self, memories: DeviceMemories, context: Context, waits: bool) -> None:
@@ -61,8 +61,7 @@ class TensorMemory:
         self.uses: list[int] = uses.ravel().tolist()
         self.writes, self.reads = buffers.writes.lists(), buffers.reads.lists()
         self.offered = buffers.offered
-        # Of each device: how many nodes take memory by a plan in an iteration, and how often one did.
-        self.planned, self.took = memories.planned_nodes(), [0] * len(self.allocators)
+        self.planned = [spec.allocator == "planned" for spec in self.specs]
         self.keyed = bool(rendezvous_keys(job.graph).sends)
         # Node → what it writes, and nobody reads (in some iterations).
         self.unread = buffers.writers((uses == 0).any(axis=0))
@@ -111,10 +110,9 @@ class TensorMemory:
         node, now_ns, log = task.op, self.context.now_ns, self.log
         device, stream, charged = self.device_of[node], self.stream_of[node], self.charged[node]
         allocator = self.allocators[device]
-        first, planned = self._first_key(task), self.planned[device]
-        early = self.took[device] < planned * task.iteration
+        first = self._first_key(task)
         for buffer in self.writes[node]:
-            block = None if early else allocator.take(self.nbytes[buffer], stream, self.names[buffer])
+            block = allocator.take(self.nbytes[buffer], stream, self.names[buffer])
             if block is None:
                 return self._full(task, allocator, stream, buffer, now_ns)
             key = first + buffer
@@ -124,9 +122,6 @@ class TensorMemory:
             log.taken.append(block.nbytes)
             if allocator.reserved != self.reserved[device]:
                 self.memories.reserve(device, len(log.key) - 1)
-        if planned and self.writes[node]:
-            self.took[device] += 1
-            self._freed |= self.at_issue and self._complete(device)
         taken = _calls(allocator) if charged else None
         if self.launched[node]:
             self._freed |= self._read(task, stream, now_ns)
@@ -170,8 +165,8 @@ class TensorMemory:
         return self.synchronising.pop(task.id)
 
     def _full(self, task: Task, allocator: Allocator, stream: int, buffer: int, now_ns: int) -> int:
-        """Give back what `task` has got so far, and let it wait; or raise."""
-        waits = self.waits or self._follows(task)
+        """Give back what `task` has got so far, and let it wait (always if by a plan); or raise."""
+        waits = self.waits or self.planned[self.device_of[task.op]]
         if not waits or not allocator.fits_empty(self.nbytes[buffer], stream, self.names[buffer]):
             where = f"at {format_duration(now_ns)}"
             raise allocator.out_of_memory(
@@ -187,23 +182,6 @@ class TensorMemory:
             self.log.undo()  # it was taken at this instant, and never used
         return WAIT
 
-    def _complete(self, device: int) -> bool:
-        """Whether all places of a plan were taken in an iteration, so that the next may take them."""
-        planned = self.planned[device]
-        return planned > 0 and self.took[device] % planned == 0
-
-    def _follows(self, task: Task) -> bool:
-        """Whether what is in the way of `task` may be of an iteration before its own: a plan is of one.
-
-        An iteration takes its places once all of the one before were taken, and waits until they are free.
-        """
-        device = self.device_of[task.op]
-        planned, before = self.planned[device], range(task.iteration * self.n_buffers)
-        return self.took[device] < planned * task.iteration or any(
-            planned and self.home[key] == device and self.blocks[key] is not NOWHERE
-            for key in reversed(before)
-        )
-
     def has_freed(self) -> bool:
         """Whether anything was freed other than by `release`; see `sim.engine.Memory`."""
         freed, self._freed = self._freed, False
@@ -214,7 +192,7 @@ class TensorMemory:
         if self.calm and self.launched[task.op]:
             return False
         now_ns = self.context.now_ns
-        freed = bool(self.synchronising) or self._complete(self.device_of[task.op])
+        freed = bool(self.synchronising)
         if self.by_stream:
             self.ended[task.id] = True
         if self.awaited and task.id in self.awaited:

@@ -30,6 +30,7 @@ from sim.job.transfers import make_flow
 from sim.kernel.run import NotOnKernelError, run_job
 from sim.metrics import summary
 from sim.notebook import Section, card_of
+from sim.policy import order_of
 from sim.trace import Trace
 
 if TYPE_CHECKING:
@@ -369,12 +370,14 @@ def memory_of(case: Case, job: Job, recordings: Recordings | None = None) -> Ten
     ------
     ScenarioError
         An unknown allocator or option, or a wrong value of an option; a plan for a graph with control flow.
+    InfeasibleError
+        A plan for a policy that takes ops in another order than the program's.
     """
     fields, document, machine = case.scenario.content.memory, case.scenario.document, job.machine
     cut = {d.name: d.details.virtual_devices for d in machine.devices if d.details.virtual_devices}
     if fields is None and not cut and recordings is None:
         return None
-    from devices.memory.device_memories import PLAN_NEEDS_ORDER, PLAN_NEEDS_STARTS
+    from devices.memory.device_memories import PLAN_NEEDS_ORDER, PLAN_NEEDS_PROGRAM, PLAN_NEEDS_STARTS
     from devices.memory.registry import read_allocator
     from devices.memory.run_memory import tensor_memory
 
@@ -398,9 +401,11 @@ def memory_of(case: Case, job: Job, recordings: Recordings | None = None) -> Ten
             message = "a plan is for a whole device; choose another allocator"
             raise document.error(("machine", "devices", name, "virtual_devices"), message)
         specs[name] = replace(specs[name], options={**specs[name].options, "virtual_devices": parts})
-    ahead = case.decisions.policy.synchronisation == "issue"
-    plans = ahead and any(spec.allocator == "planned" for spec in specs.values())
-    at_start = plans and len(make_flow(job).tensor) > 0
+    policy, plans = case.decisions.policy, any(spec.allocator == "planned" for spec in specs.values())
+    if plans and (order := order_of(policy, job)) is not None and order.window != 1:
+        raise InfeasibleError(PLAN_NEEDS_PROGRAM.format(type(policy).__name__))
+    ahead = policy.synchronisation == "issue"
+    at_start = ahead and plans and len(make_flow(job).tensor) > 0
     if at_start and fields.lifetime == "issue":
         raise document.error(("memory", "lifetime"), PLAN_NEEDS_STARTS)
     lifetime = fields.lifetime or ("issue" if ahead and not at_start else "execution")

@@ -279,9 +279,10 @@ def test_planned_waits_for_its_place() -> None:
     planned = PlannedAllocator(plan, ["a", "b", "c"], 1000)
     assert (planned.reserved, planned.device_mallocs) == (11, 1)
     for _ in range(2):  # and once more, in the next iteration
+        assert planned.try_alloc(5, owner="c") is None  # it is not its turn
         a, b = planned.alloc(4, owner="a"), planned.alloc(6, owner="b")
         assert planned.try_alloc(5, owner="c") is None
-        with pytest.raises(OutOfMemoryError, match="it puts 'c' where 'a' still lives"):
+        with pytest.raises(OutOfMemoryError, match="it puts 'c' where 'a' lies before it"):
             planned.alloc(5, owner="c")
         planned.free(a)
         c = planned.alloc(5, owner="c")

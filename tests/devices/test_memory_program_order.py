@@ -14,15 +14,17 @@ from devices.network import make_network
 from policies.issue.program_order import InOrder
 from sim import Device, Graph, GraphBuilder, Link, Machine
 from sim.job.build_job import make_job
+from sim.job.job import Decided
 from sim.job.transfers import make_flow
 
 
-def two_gpus(bandwidth_bytes_per_s: int | None = None) -> Machine:
+def two_gpus(bandwidth_bytes_per_s: int | None = None, streams: int = 1) -> Machine:
     links = tuple(
         Link(f"{a}->{b}", a, b, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
         for a, b in (("gpu0", "gpu1"), ("gpu1", "gpu0"))
     )
-    return Machine((Device("gpu0"), Device("gpu1")), links, network=make_network)
+    gpus = Device("gpu0", streams=streams), Device("gpu1", streams=streams)
+    return Machine(gpus, links, network=make_network)
 
 
 def story(graph: Graph, device: int) -> list[str]:
@@ -78,6 +80,7 @@ programs = st.lists(
     st.sampled_from(["greedy", "relay", "relax"]),
     st.sampled_from([("completion", "execution"), ("completion", "issue"), ("issue", "execution")]),
     st.integers(1, 3),
+    st.integers(1, 3),
 )
 def test_no_run_in_program_order_finds_a_place_taken(
     rows: list[tuple[int, int, int, list[int], int]],
@@ -85,6 +88,7 @@ def test_no_run_in_program_order_finds_a_place_taken(
     planner: str,
     when: tuple[str, str],
     iterations: int,
+    streams: int,
 ) -> None:
     """However long ops and transfers take, what lies where something is to lie has gone by then, or goes."""
     builder = GraphBuilder("random")
@@ -96,4 +100,6 @@ def test_no_run_in_program_order_finds_a_place_taken(
         lifetime=when[1],
     )
     policy = InOrder(synchronisation=when[0])
-    checked(builder.build(), two_gpus(bandwidth), policy, memory=memory, iterations=iterations)
+    in_turn = Decided([i % streams for i in range(len(rows))])
+    machine = two_gpus(bandwidth, streams)
+    checked(builder.build(), machine, policy, memory=memory, iterations=iterations, streams=in_turn)

@@ -12,7 +12,7 @@ from scenario_texts import THREE_BLOCKS, write
 
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import load_scenario
-from sim.base.errors import OutOfMemoryError, ScenarioError, StuckError
+from sim.base.errors import InfeasibleError, OutOfMemoryError, ScenarioError, StuckError
 
 
 def run(folder: Path, *sets: str) -> Result:
@@ -347,8 +347,8 @@ def test_a_copy_does_not_wait_for_the_one_that_waits_for_it(tmp_path: Path) -> N
     assert run_scenario(load_scenario(path)).trace.makespan_ns == 6000
 
 
-def test_where_only_the_plan_is_in_the_way_more_memory_is_no_advice(tmp_path: Path) -> None:
-    # The second worker loads what the plan puts where the first one still reads.
+def test_a_plan_is_for_program_order_and_a_second_worker_waits_for_its_place(tmp_path: Path) -> None:
+    # The second worker loads what the plan puts where the first one still reads, until 40 us.
     path = write(
         tmp_path,
         """
@@ -360,15 +360,13 @@ def test_where_only_the_plan_is_in_the_way_more_memory_is_no_advice(tmp_path: Pa
             use: {duration: 30us, inputs: [load]}
             load2: {duration: 20us, output: 1MB}
             use2: {duration: 30us, inputs: [load2]}
-        policy: ready-queue
+        policy: in-order
         """,
     )
-    with pytest.raises(OutOfMemoryError, match="the order that the plan was made for") as refused:
-        run_scenario(load_scenario(path))
-    assert "more memory" not in str(refused.value)
-    # load2 waits until use has ended, at 40 us.
-    path.write_text(path.read_text().replace("planned}", "planned, when_full: wait}"))
     assert run_scenario(load_scenario(path)).trace.makespan_ns == 90_000
+    for other in ("ready-queue", "out-of-order", "critical-path"):
+        with pytest.raises(InfeasibleError, match="takes ops in another; choose in-order, or an allocator"):
+            run_scenario(load_scenario(path, sets=[f"policy={other}"]))
 
 
 def test_a_plan_with_places_for_copies_gives_them_when_ops_start(tmp_path: Path) -> None:
@@ -397,8 +395,10 @@ def test_a_plan_with_places_for_copies_gives_them_when_ops_start(tmp_path: Path)
         run_scenario(load_scenario(path))
 
 
-def test_two_workers_that_wait_for_places_of_the_iteration_before_are_named(tmp_path: Path) -> None:
-    # Both took ops of the second iteration; c, which would free the places, has no worker.
+def test_a_policy_whose_order_is_not_known_before_the_run_may_wait_for_places_for_ever(
+    tmp_path: Path,
+) -> None:
+    # Both workers took ops of the second iteration; c, which would free the places, has no worker.
     path = write(
         tmp_path,
         """
@@ -409,13 +409,13 @@ def test_two_workers_that_wait_for_places_of_the_iteration_before_are_named(tmp_
             a: {duration: 10us, output: 1MB}
             b: {duration: 10us, output: 1MB}
             c: {duration: 5us, inputs: [a, b]}
-        policy: ready-queue
+        policy: {name: ready-queue, ties: name}
         iterations: 2
         """,
     )
     with pytest.raises(StuckError, match="a\\[1\\] waits for memory: its place in the plan of cpu0"):
         run_scenario(load_scenario(path))
-    path.write_text(path.read_text().replace("ready-queue", "in-order"))
+    path.write_text(path.read_text().replace("ready-queue, ties: name", "in-order"))
     assert run_scenario(load_scenario(path)).trace.makespan_ns == 30_000
 
 
