@@ -218,7 +218,8 @@ def _describe(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
         return f"interrupted; {error}" if str(error) else "interrupted", 130
     if isinstance(error, SimError):
         return str(error), error.exit_status
-    if isinstance(error, OSError):
+    place = place_of_other_code(error)
+    if isinstance(error, OSError) and place is None:
         return (str(error) if error.filename is None else f"{error.filename}: {error.strerror}"), 2
     given = meta.get("file")
     file = ", ".join(given) if isinstance(given, list) else given
@@ -226,7 +227,7 @@ def _describe(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
     if isinstance(error, MemoryError):
         return f"{where}needs more memory than there is", 1
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    if (place := place_of_other_code(error)) is not None:
+    if place is not None:
         return f"{place}: {what}; SIM_TRACEBACK=1 shows how it came there", 2
     return f"{where}a mistake of sim itself, please report it ({what}); SIM_TRACEBACK=1 shows where", 3
 

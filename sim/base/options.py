@@ -141,6 +141,9 @@ def require_methods(what: str, made: object, base: type) -> None:
         if isinstance(method, FunctionType) and not name.startswith("_"):
             _, *rest = _signature_once(method).parameters.values()
             require_call(what, made, *(p.name for p in rest if p.kind is not p.KEYWORD_ONLY), method=name)
+            own = getattr(made, name)
+            if inspect.isgeneratorfunction(own) or inspect.iscoroutinefunction(own):
+                raise InputError(f"{what} should have a method {name} that returns; found one that waits")
 
 
 def arguments(what: str, taken: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -246,6 +246,7 @@ def test_a_policy_whose_verb_takes_something_else_is_told_so(tmp_path: Path) -> 
         ("job.device_of[0] = 0", "read-only"),
         ("job.machine = None", "a job is read-only: its machine cannot be set"),
         ("exit()", "SystemExit"),
+        ("open('no file')", "FileNotFoundError"),
     ],
 )
 def test_a_mistake_of_a_policy_is_told_as_its_own(tmp_path: Path, line: str, message: str) -> None:

@@ -12,7 +12,9 @@ from cli_runner import sim
 from scenario_texts import GOOD
 
 from devices.cost.registered_kernels import kernel
+from policies.issue.ready_queue import ReadyQueue
 from scenarios.importers import load_graph
+from sim import Task
 from sim.base import plugins
 from sim.base.errors import InputError
 from sim.base.options import require_call
@@ -85,6 +87,16 @@ def test_a_decision_of_another_form(put: Put, tmp_path: Path, group: str, key: s
     put(group, SimpleNamespace)
     line = refused(tmp_path / "s.yaml", "--set", f"policy.{key}=mine")
     assert f"policy.{key}: the {plugins.GROUPS[group]} 'mine' should have a method {method}" in line
+
+
+def test_a_policy_does_not_wait(put: Put, tmp_path: Path) -> None:
+    class Mine(ReadyQueue):
+        def ready(self, task: Task) -> Any:
+            yield task
+
+    put("sim.policies", Mine)
+    line = refused(tmp_path / "s.yaml", "--set", "policy=mine")
+    assert "the policy 'mine' should have a method ready that returns; found one that waits" in line
 
 
 def test_a_decision_that_no_option_can_make(put: Put, tmp_path: Path) -> None:
