@@ -18,6 +18,7 @@ TensorFlow's executor, for example, activates data edges before control edges, e
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,6 +37,13 @@ from sim.notebook import card, columns_that_speak
 
 _DIGITS: Final = 20
 """Output numbers have fewer digits than this."""
+
+
+def _unpickled(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(mapping)
+
+
+copyreg.pickle(MappingProxyType, lambda proxy: (_unpickled, (dict(proxy),)))
 
 
 def output_name(op: str, k: int) -> str:

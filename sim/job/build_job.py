@@ -110,7 +110,7 @@ def make_job(
     device_of, duration_ns = _place_ops(graph, machine, placement or PinnedPlacement(), cost_ns, known_ns)
     expected_ns = duration_ns if known_ns is cost_ns else _of_devices(known_ns, device_of)
     job = Job(graph, machine, device_of, duration_ns, expected_ns, iterations, seed, linearize, streams)
-    job.known_costs_ns = known_ns
+    job.known_costs_ns = tuple(known_ns)
     if job.collectives is not None:
         _ask_for_collectives(job, job.collectives, knowledge, estimate_error)
     freeze(job.duration_ns, job.known_ns)
@@ -175,7 +175,7 @@ def _place_ops(
         op = int(nowhere.argmax())
         raise InfeasibleError(_why_nowhere(graph, machine, op, int(nowhere.sum()))).about(graph.op_names[op])
     device_of = whole_numbers(
-        chooser.place(graph, machine, known_ns),
+        chooser.place(graph, machine, tuple(known_ns)),
         f"{type(chooser).__name__}.place",
         len(graph),
         below=len(machine.devices),
