@@ -22,7 +22,7 @@ from devices.memory.pool import VirtualDevices
 from devices.memory.trace_readers import MemoryEvent
 from sim.base import plugins
 from sim.base.errors import InputError, UnknownOptionError
-from sim.base.options import arguments, parameters
+from sim.base.options import arguments, parameters, require_call
 
 _GROUP: Final = "sim.allocators"
 
@@ -140,9 +140,14 @@ def make_allocator(
         )
     if planned and events is None:
         raise InputError(f"{name}: the {kind} allocator needs to know what will be asked for")
+    if lacks := sorted(getattr(make, "__abstractmethods__", ())):
+        raise InputError(f"the allocator {make.__name__} should have a method {lacks[0]}; it has none")
     found: Any = make(*([events] if planned else []), capacity, name=name, **options)
     if not isinstance(found, Allocator):
         raise InputError(f"{make.__name__} returned {found!r:.60}, should be a devices.memory.Allocator")
+    what = f"the allocator {type(found).__name__}"
+    require_call(what, found, "nbytes", "stream", "owner", method="try_alloc")
+    require_call(what, found, "block", method="free")
     return found
 
 

@@ -25,6 +25,7 @@ from policies.serving.batcher import Batcher, Request, Step
 from policies.serving.routers import RequestRouter
 from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, StuckError, list_names
+from sim.base.options import whole_numbers
 from sim.base.units import NS_PER_S
 
 PASS_NS: Final = 1_000_000
@@ -186,7 +187,9 @@ class Serve:
     def send(self, request: Request) -> None:
         """Send a request to a replica, or its prompt to a replica that computes prompts."""
         if self.router is not None:
-            request.replica = self.router.route(request, self.loads[: len(self.batchers)])
+            found, n = self.router.route(request, self.loads[: len(self.batchers)]), len(self.batchers)
+            whose = f"{type(self.router).__name__}.route"
+            request.replica = int(whole_numbers([found], whose, below=n, of=[request.id])[0])
         self.loads[request.replica] += 1
         if not self.prefill:
             self.hand(request)

@@ -519,6 +519,9 @@ class Engine(RunState):
             ns = self.duration_of(task)
         else:
             ns = processor.start(task)
+            if type(ns) is not int or ns < MANAGED:
+                whose, of = f"{type(processor).__name__}.start", [self.job.graph.op_names[task.op]]
+                ns = int(whole_numbers([ns], whose, least=MANAGED, of=of)[0])
             if ns == WAIT:
                 task.start_ns = -1
                 task.wait = Wait.RESOURCES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from devices.collectives.groups import peer_all_reduce_ns
 from policies.serving.batcher import Request, Step
 from policies.serving.kv_blocks import KvBlocks
+from policies.serving.routers import RequestRouter
 from policies.serving.vllm import Vllm019
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.report.compare import Comparison
@@ -26,6 +28,7 @@ from scenarios.serving.step_cost import GRAPH_SIZES, LinearStep, ModelStep, Tabl
 from scenarios.variants.optimum import find_optimum
 from scenarios.workloads.calibrations import named_calibration
 from scenarios.workloads.train_workload import DType
+from sim.base import plugins
 from sim.base.errors import InputError, OutOfMemoryError, StuckError
 
 MS = 1_000_000
@@ -211,6 +214,21 @@ def test_a_mistake_of_a_batcher_is_told(tmp_path: Path, method: str, line: str, 
     done = sim("run", tmp_path / "s.yaml", "--allow-code")
     assert message in done.stderr
     assert done.exit_code in (1, 2)
+
+
+@pytest.mark.parametrize("answer", [None, "0", 1.0, 2, -1])
+def test_a_wrong_replica_of_a_router_is_named(answer: Any) -> None:
+    class Mine(RequestRouter):
+        def route(self, request: Request, loads: Sequence[int]) -> int:
+            found: int = answer
+            return found
+
+    plugins.register("sim.routers", "mine", Mine)
+    try:
+        with pytest.raises(InputError, match=r"Mine\.route returned .* 'r0', should be .* from 0 to 1"):
+            run({**LINEAR, "parallel": {"replicas": 2}, "router": "mine"})
+    finally:
+        plugins.unregister("sim.routers", "mine")
 
 
 def test_expectations_and_sweeps_know_its_results(tmp_path: Path) -> None:

@@ -270,6 +270,36 @@ def test_an_allocator_says_where_in_a_method_that_runs_ask() -> None:
         type("Mine", (Bump,), {"alloc": lambda self, nbytes, stream=0, owner=None: None})
 
 
+class Other(Bump):
+    """Takes something else."""
+
+    def free(self, block: Block, stream: int) -> Any:  # type: ignore[override]
+        return ()
+
+
+class Half(Allocator):
+    """Is not complete."""
+
+    def __init__(self, capacity: int | None = None, *, name: str) -> None: ...
+
+
+@pytest.mark.parametrize("answer", [None, 1.5, -3, "1us", True])
+def test_a_wrong_duration_of_a_processor_is_named(answer: Any) -> None:
+    class Mine:
+        end = None
+
+        def __init__(self, device: Device, context: Any) -> None: ...
+
+        def start(self, task: Any) -> Any:
+            return answer
+
+    b = GraphBuilder("one")
+    b.op("a", duration_ns=10)
+    machine = Machine((Device("gpu0", processor=Mine),))
+    with pytest.raises(InputError, match=r"^Mine\.start returned .* for op 'a', should be a whole number"):
+        simulate(b.build(), machine, ReadyQueue())
+
+
 def no_allocator(capacity: int | None = None, *, name: str) -> Any:
     return 3
 
@@ -285,6 +315,8 @@ def no_allocator(capacity: int | None = None, *, name: str) -> Any:
         ),
         (Number, r"Number\.try_alloc returned 0 for '.*', should be"),
         (Freed, r"Freed\.free returned None, should be a tuple of streams"),
+        (Other, r"the allocator Other should have a method free\(block\): missing .* 'stream'"),
+        (Half, "the allocator Half should have a method free; it has none"),
         (no_allocator, r"no_allocator returned 3, should be a devices\.memory\.Allocator"),
     ],
 )
