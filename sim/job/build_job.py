@@ -19,7 +19,7 @@ from sim.graph.graph import Graph
 from sim.job.collectives import Collectives, is_modelled, modelled_ns, modelled_ops
 from sim.job.costs import cost_the_same, costs_ns, known_costs
 from sim.job.job import Job, Linearizer, Placement, StreamAssignment, drawing
-from sim.job.places import PinnedPlacement, first_able
+from sim.job.places import PinnedPlacement, first_able, off_its_pin
 from sim.machine.device import Device
 from sim.machine.machine import Machine
 
@@ -181,6 +181,12 @@ def _place_ops(
         below=len(machine.devices),
         of=graph.op_names,
     )
+    if not chooser.soft and (op_away := off_its_pin(graph, machine, device_of)) is not None:
+        device, pin = machine.devices[int(device_of[op_away])], graph.pins[int(graph.pin_code[op_away])]
+        name = graph.op_names[op_away]
+        raise InputError(f"the placement puts op {name!r} on {device.name}; it is pinned to {pin!r}").about(
+            name
+        )
     duration_ns = _of_devices(cost_ns, device_of)
     if (duration_ns == UNSET).any():
         op = int((duration_ns == UNSET).argmax())

@@ -93,6 +93,16 @@ def _devices_of_pins(graph: Graph, machine: Machine) -> list[list[int]]:
     return [meant.get(pin, []) for pin in graph.pins]
 
 
+def off_its_pin(graph: Graph, machine: Machine, device_of: IntArray) -> int | None:
+    """Return an op that is on a device that its pin does not allow; None: there is none."""
+    ops_of = Csr.group(graph.pin_code - UNSET, np.arange(len(graph)), len(graph.pins) + 1)
+    for code, devices in enumerate(_devices_of_pins(graph, machine), 1):
+        ops = ops_of.row(code)
+        if (away := ops[~np.isin(device_of[ops], devices)]).size:
+            return int(away[0])
+    return None
+
+
 def allowed_devices(graph: Graph, machine: Machine) -> BoolArray:
     """Return, per device and op, whether the op's pin (a device's name or kind) allows the device.
 

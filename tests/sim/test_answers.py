@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,22 @@ def test_a_wrong_placement_is_named(answer: Any) -> None:
 
     with pytest.raises(InputError, match=r"Mine\.place returned .*should be"):
         _run(placement=Mine())
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_placement_keeps_pins_unless_it_is_soft(soft: bool) -> None:
+    class Mine(Placement):
+        def place(self, graph: Any, machine: Any, cost_ns: Any) -> Any:
+            return [0, 0]
+
+    mine = Mine()
+    mine.soft = soft
+    b = GraphBuilder("two")
+    b.op("a", duration_ns=10)
+    b.op("b", duration_ns=10, device="gpu1")
+    machine = Machine((Device("gpu0"), Device("gpu1")))
+    with nullcontext() if soft else pytest.raises(InputError, match="op 'b' on gpu0; it is pinned to 'gpu1'"):
+        assert simulate(b.build(), machine, ReadyQueue(), placement=mine).makespan_ns == 20
 
 
 @pytest.mark.parametrize("answer", WRONG[:1] + WRONG[2:], ids=repr)
