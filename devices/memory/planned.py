@@ -18,7 +18,7 @@ from devices.memory.allocator import Allocator, plan_too_large
 from devices.memory.device_memory import LIVE, Block, DeviceMemory, Owner, Span
 from devices.memory.planners import PLANNERS, ArenaPlan, Lifetime
 from devices.memory.trace_readers import MemoryEvent
-from sim.base.arrays import UNSET, grouped
+from sim.base.arrays import UNSET, group_pairs
 from sim.base.errors import InputError, UnknownNameError, hint
 
 
@@ -75,7 +75,7 @@ class PlannedAllocator(Allocator):
         self._plan, self._owners = plan, owners
         # An empty tensor takes no place, and no turn.
         filled = ((owner, i) for i, owner in enumerate(owners) if plan.lifetimes[i].nbytes)
-        self._tensors = grouped(filled)
+        self._tensors = group_pairs(filled)
         self._turn = dict.fromkeys(self._tensors, 0)
         self._before = _tenants_before(plan)
         self._taken, self._freed = [0] * len(owners), [0] * len(owners)  # of each tensor, how often
