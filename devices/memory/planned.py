@@ -132,7 +132,7 @@ class PlannedAllocator(Allocator):
             raise InputError(
                 f"{self.name}: {owner!r} asks for {nbytes} bytes, and {planned} were planned for it"
             )
-        if self._awaited(tensor) is not None:
+        if self._tenant_before(tensor) is not None:
             return None
         address = self._base + self._plan.offsets[tensor]
         block = Block(address, planned, nbytes, stream, owner, LIVE, None)
@@ -175,7 +175,7 @@ class PlannedAllocator(Allocator):
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Name a tensor whose turn is before this one's."""
         tensor = self._next(owner)
-        awaited = self._awaited(tensor)
+        awaited = self._tenant_before(tensor)
         assert awaited is not None
         return [
             f"the order that the plan was made for: it puts {owner!r} where {self._owners[awaited]!r} lies "
@@ -190,7 +190,7 @@ class PlannedAllocator(Allocator):
             raise InputError(f"{self.name}: the memory plan has no place for {owner!r}{near}")
         return tensors[self._turn[owner] % len(tensors)]
 
-    def _awaited(self, tensor: int) -> int | None:
+    def _tenant_before(self, tensor: int) -> int | None:
         """Return a tensor that has yet to come, or to go, before this one may come; None: it may."""
         turn, freed = self._taken[tensor], self._freed
         return next((j for j in self._before[tensor] if freed[j] < turn + (j < tensor)), None)

@@ -39,11 +39,11 @@ _DIGITS: Final = 20
 """Output numbers have fewer digits than this."""
 
 
-def _unpickled(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+def _read_only(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
     return MappingProxyType(mapping)
 
 
-copyreg.pickle(MappingProxyType, lambda proxy: (_unpickled, (dict(proxy),)))
+copyreg.pickle(MappingProxyType, lambda proxy: (_read_only, (dict(proxy),)))
 
 
 def output_name(op: str, k: int) -> str:
