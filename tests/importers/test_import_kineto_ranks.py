@@ -28,7 +28,7 @@ from scenarios.recorded.select import Names
 from scenarios.recorded.setup import run_recorded
 from scenarios.variants.sweep import stamps
 from scenarios.variants.variant import points_of
-from sim import Graph
+from sim import Graph, GraphBuilder
 from sim.base.errors import InputError
 from sim.explain.idle import idle_reasons
 from sim.job.noise import Noise
@@ -473,6 +473,13 @@ def dlrm() -> Graph:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* GPU tasks were launched before the trace begins")
         return load_graph(folder, format="kineto")
+
+
+def test_a_slow_gpu_is_the_one_of_its_whole_number() -> None:
+    b = GraphBuilder("two")
+    for k in (1, 10):
+        b.op(f"kernel{k}", duration_ns=10, device=f"gpu{k}")
+    assert scaled(b.build(), "gpu1", 2.0).duration_ns.tolist() == [20, 10]
 
 
 @pytest.mark.slow
