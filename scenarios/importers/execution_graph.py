@@ -340,16 +340,20 @@ def sizes_of(name: str, shapes: bytes, values: bytes, types: bytes = b"") -> dic
 
 
 def _bytes_of(name: str, shapes: Sequence[Any], dtypes: Sequence[str | None]) -> dict[str, int]:
-    """Return the bytes that an operator reads and writes; raise `InputError` if a type is missing."""
+    """Return the bytes that an operator reads and writes; raise `InputError` if a type is missing.
+
+    A third tensor, of most operators, is that of `out=`, which is written.
+    """
+    kind = _streaming_kind(name) or ""
+    most = 3 if kind == "where" else 2
     given = [
         (tuple(_whole(n, _MOST) for n in shape), dtype_bits(dtype or "") // 8)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
+        for shape, dtype in [*zip(shapes, dtypes, strict=True)][:most]
         if shape
     ]
     nbytes = [math.prod(shape) * size for shape, size in given]
     if plain_name(name) in _IN_PLACE:
         return {"bytes_read": sum(nbytes[1:]), "bytes_written": nbytes[0]}
-    kind = _streaming_kind(name) or ""
     size = 1 if _BOOLEAN.fullmatch(kind) else max(size for _, size in given)
     made = math.prod(np.broadcast_shapes(*(shape for shape, _ in given))) * size
     return {"bytes_read": sum(nbytes), "bytes_written": 0 if kind[:7] == "reduce_" else made}

@@ -328,6 +328,7 @@ def test_of_the_operators_of_a_trace(name: str, shapes: Any, values: Any, expect
         ("mul", [[4, 6], [6]], ["c10::Half", "c10::Half"], 60, 48),
         ("add_", [[4, 6], [4, 6], []], ["float", "c10::Half", "Scalar"], 144, 96),
         ("gt", [[4, 6], []], ["float", "double"], 96, 24),
+        ("mul", [[4, 6], [], [4, 6]], ["float", "double", "float"], 96, 96),  # into out=
         ("where", [[4, 1], [6], [4, 6]], ["bool", "float", "float"], 124, 96),
         ("copy_", [[4, 6], [6, 4], []], ["c10::BFloat16", "float", "Scalar"], 96, 48),
         ("fill_", [[4, 6], []], ["long int", "Scalar"], 0, 192),
