@@ -7,6 +7,7 @@ The families are those of `devices.cost.kernel_model`; `by_bytes` prices the kin
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ import numpy as np
 from devices.cost.kernel_model import ELEMENT_BYTES, Demand, KernelWork, Sheet, Sizes, Work
 from devices.cost.language_kernels import columns, log2, logs
 from devices.presets import yaml_beside
-from sim.base.arrays import FloatArray
+from sim.base.arrays import BoolArray, FloatArray
 
 # ---- products in fp32 on vector units ----------------------------------------------------------------------
 
@@ -138,7 +139,15 @@ linear_work: Final[Work] = partial(_product, shapes=_LINEAR_TILES, linear=True)
 # ---- what memory bounds: elementwise, softmax, norms -------------------------------------------------------
 
 _ELEMENTS: Final = "elements operands element_flops"
-_THREADS, _PER_THREAD = 128, 4
+_THREADS, _PER_THREAD, _ON_SM = 128, 4, 16
+_ALONE = 4
+"""Thread blocks, of the 16 that an SM has at most, from which on it computes at its rate: a block has a warp
+on each quarter of an SM, and a warp issues every fourth cycle. In the tables the launch hides this."""
+_LOADS, _JOINING = 4, 4
+"""Numbers that a thread of a reduction loads at once (PyTorch's `vt0`), and how many such steps its block
+takes to join those of its threads. A step is a latency of DRAM. This, the step and `join_ns` (families.yaml)
+of blocks that share an output are from 50 reductions of eight recordings; without BERT's or ResNet-50's,
+joining would be six steps. Recordings left out are 5 to 38 % off, before 28 to 82 %."""
 _INDEX_BYTES: Final = 40.0
 """What working out an element's place in a tensor of other shape or order costs, as bytes from L2: such
 kernels pass 300 to 390 elements a ns on an H100, in fp32 and bf16 alike, where DRAM would allow 400 and 800.
@@ -148,14 +157,24 @@ kernels pass 300 to 390 elements a ns on an H100, in fp32 and bf16 alike, where 
 def elementwise_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return what an elementwise kernel asks: `elements` written, `operands` tensors read, each element once.
 
-    `indexed` is 1 where operands differ in shape or order.
+    `indexed` is 1 where operands differ in shape or order. A reduction has `threads`, and `joins` if several
+    blocks share an output. In a program (`eager`) L2 does not have the tensor that a kernel writes, as it is
+    another each time, or that a reduction reads.
     """
-    n, operands, flops, indexed = columns(s, f"{_ELEMENTS} indexed", element_flops=2, indexed=0)
+    n, operands, flops, indexed, threads, joins, eager = columns(
+        s, f"{_ELEMENTS} indexed threads joins eager", element_flops=2, indexed=0, threads=0, joins=0, eager=0
+    )
+    reduces = threads > 0
+    blocks = np.where(reduces, threads / _THREADS, np.ceil(n / (_THREADS * _PER_THREAD)))
+    shared = np.where(eager > 0, np.clip(blocks / sheet.sms, _ALONE, _ON_SM) / _ON_SM, 1.0)
     return KernelWork(
-        load_bytes=_INDEX_BYTES * indexed * n,
-        flops=flops * n,
+        load_bytes=_INDEX_BYTES * indexed * n * shared,
+        flops=flops * n * shared,
         warm_bytes=n * (operands + 1) * ELEMENT_BYTES[dtype],
-        blocks=np.ceil(n / (_THREADS * _PER_THREAD)) / 16,
+        fresh=eager / (operands + 1),
+        blocks=blocks / _ON_SM,
+        steps=reduces * (n / np.maximum(threads, 1) / _LOADS + _JOINING),
+        joins=joins,
         dtype="fp32",  # narrower numbers are widened
     )
 
@@ -186,13 +205,16 @@ def rows_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     A row is a warp's or a thread block's, so short rows leave threads idle and long ones are read more than
     once, from L2. Rows of less than a warp share it.
     """
-    rows, width, tensors, flops = columns(s, f"{_ROWS} element_flops", tensors=2, element_flops=20)
+    rows, width, tensors, flops, eager = columns(
+        s, f"{_ROWS} element_flops eager", tensors=2, element_flops=20, eager=0
+    )
     n = rows * width
     nbytes = n * tensors * ELEMENT_BYTES[dtype]
     split = (width > _IN_REGISTERS) & (width % 8 > 0) & (ELEMENT_BYTES[dtype] < 4)
     return KernelWork(
         flops=flops * n,
         warm_bytes=np.where(split, _UNALIGNED_ROWS, 1.0) * nbytes,
+        fresh=eager / tensors,
         blocks=rows * np.minimum(1, width / 32) / 8,
         steps=np.ceil(width / 256),
         dtype=dtype,
@@ -376,6 +398,27 @@ _OPERATOR: Final = re.compile("aten::((?!pow).*?)(?:_|_backward)?")
 """What PyTorch calls an elementwise kernel; a power is mostly a square, which it multiplies."""
 
 
+_REDUCTION: Final = re.compile(r"reduce_kernel<\d+, (\d+)")
+"""PyTorch's, and how many outputs a thread has at once."""
+_OF_A_THREAD, _LARGEST = 32, 512  # numbers of a reduction whose launch is not known; threads of a block
+
+
+def is_eager(attributes: Sequence[Mapping[str, Any]]) -> BoolArray:
+    """Return which ops PyTorch launches one by one: those that name its operator, as ``aten: mm`` of a graph
+    or ``operator: aten::mm`` of a recording.
+    """
+    says = ("aten" in each or str(each.get("operator", ""))[:6] == "aten::" for each in attributes)
+    return np.fromiter(says, bool, len(attributes))
+
+
+def _threads_of(numbers: float, op: Mapping[str, Any]) -> tuple[float, bool]:
+    """Return the threads of a reduction, times the outputs of each, and whether blocks share an output."""
+    if "kernel" not in op:
+        return max(numbers / _OF_A_THREAD, min(numbers, _LARGEST)), False
+    found, launch = _REDUCTION.search(str(op["kernel"])), (*op.get("grid", ()), *op.get("block", ()))
+    return (math.prod(launch) * int(found[1]), launch[1] > 1) if found and len(launch) == 6 else (0, False)
+
+
 def by_bytes(
     kind: str,
     nbytes_read: FloatArray,
@@ -390,8 +433,8 @@ def by_bytes(
     Examples
     --------
     >>> [one] = by_bytes("add", np.array([8.0]), np.array([4.0]), "fp32")
-    >>> {name: np.ravel(column).tolist() for name, column in one.items()}
-    {'elements': [1.0], 'element_flops': [2.0], 'indexed': [0.0], 'operands': [2.0]}
+    >>> [float(np.ravel(one[name])[0]) for name in ("elements", "element_flops", "operands")]
+    [1.0, 2.0, 2.0]
     """
     width = ELEMENT_BYTES.get(dtype, 4.0)
     reduces = nbytes_read > 4 * nbytes_written
@@ -409,5 +452,9 @@ def by_bytes(
     usual = of_forward.get("flops", 2.0)
     named = (_OPERATOR.fullmatch(str(each.get("operator", ""))) for each in attributes)
     flops: Any = [KINDS.get(name and name[1], {}).get("flops", usual) for name in named] or usual
+    launched = np.zeros((2, *most.shape))
+    for i, each in enumerate(attributes if kind.startswith("reduce") else ()):
+        launched[:, i] = _threads_of(most[i] / width, each)
     sizes = {"elements": most / width, "element_flops": np.asarray(flops), "indexed": indexed}
+    sizes |= {"threads": launched[0], "joins": launched[1], "eager": is_eager(attributes or [{}])}
     return [{**sizes, "operands": each} for each in operands]

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.cost.cost_models import alike
-from devices.cost.general_kernels import KINDS, by_bytes, layout_conversions
+from devices.cost.general_kernels import KINDS, by_bytes, is_eager, layout_conversions
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, product_of, take
 from devices.cost.language_kernels import LANGUAGE_DEMANDS, seen_pairs, sooner_ns
@@ -94,14 +94,6 @@ class Ops:
     nbytes_read: FloatArray
     nbytes_written: FloatArray
 
-    @property
-    def eager(self) -> BoolArray:
-        """Which ops PyTorch launches one by one: those that name its operator, as ``aten: mm`` of a graph or
-        ``operator: aten::mm`` of a recording.
-        """
-        says = ("aten" in each or str(each.get("operator", ""))[:6] == "aten::" for each in self.attributes)
-        return np.fromiter(says, bool, len(self.attributes))
-
     def column(self, name: str, default: float | FloatArray = np.nan) -> FloatArray:
         """Return an attribute as numbers; `default` where it is not given, or is no number > 0."""
         given = (each.get(name, 0) for each in self.attributes)
@@ -160,7 +152,8 @@ def _as_product(
     tensor = ops.dtype not in _ON_VECTOR_UNITS and sheet.generation != "pascal"
     by_memory = (k == 1) | (n == 1) | (~np.bool_(tensor) & (m == 1))
     element = ELEMENT_BYTES[ops.dtype]
-    [moved] = by_bytes("gemv", batch * (m + n) * k * element, batch * m * n * element, ops.dtype)
+    nbytes = batch * (m + n) * k * element, batch * m * n * element
+    [moved] = by_bytes("gemv", *nbytes, ops.dtype, ops.attributes)
     moved["indexed"] = (k == 1) * 1.0  # each element of an outer product has another pair of operands
     asks = [KernelAsk(rows & by_memory, "elementwise", moved, width)]
     if tensor:
@@ -267,7 +260,8 @@ def _rows(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
         known, flops = known & halves, 10.0
     elif halves and forward in ("rms_norm", "layer_norm"):
         table, tensors = "rms_norm", 2.0 * tensors / KINDS[forward]["tensors"]
-    ask = KernelAsk(known, table, {**sizes, "tensors": tensors, "element_flops": flops})
+    sizes |= {"tensors": tensors, "element_flops": flops, "eager": is_eager(ops.attributes).astype(float)}
+    ask = KernelAsk(known, table, sizes)
     return [ask, *_any(ops, sheet, ~known)]
 
 
@@ -393,7 +387,7 @@ class FittedCost(CostModel):
         total, spread = np.full(len(graph), np.nan), np.full(len(graph), np.nan)
         quantized = reads_from(graph, "quantize")
         for rows, ops, _ in self._groups(graph):
-            ns, weighted, eager = np.zeros(len(rows)), np.zeros(len(rows)), ops.eager
+            ns, weighted, eager = np.zeros(len(rows)), np.zeros(len(rows)), is_eager(ops.attributes)
             for way in (_way(ops.kind), _any):  # what has neither sizes nor flops moves bytes all the same
                 if (ns > 0).all():
                     break

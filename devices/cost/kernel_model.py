@@ -95,6 +95,8 @@ class KernelWork:
         Bytes that come from or go to DRAM for sure; that were just written or are read again and again,
         found in L2 as far as they fit; and weights, of which a measurement takes a few copies in turn, found
         where all fit.
+    fresh : array_like
+        Part of the warm bytes that L2 does not have all the same.
     load_bytes, missed_bytes : array_like
         That all thread blocks together load from L2, and operands that L2 lost, which come from DRAM again,
         a piece of a row at a time.
@@ -111,6 +113,7 @@ class KernelWork:
     dram_bytes: Any = 0.0
     warm_bytes: Any = 0.0
     cycled_bytes: Any = 0.0
+    fresh: Any = 0.0
     load_bytes: Any = 0.0
     missed_bytes: Any = 0.0
     blocks: Any = 1.0
@@ -198,10 +201,8 @@ def physics(work: KernelWork, sheet: Sheet, p: Parameters) -> tuple[FloatArray, 
         on_sms, blocks = (
             np.take_along_axis(np.broadcast_to(x, on_sms.shape), best, 1)[:, 0] for x in (on_sms, blocks)
         )
-    warm, found = (
-        np.asarray(work.warm_bytes, float),
-        _bytes_in_l2(work.warm_bytes, p.l2_share * sheet.l2_bytes),
-    )
+    warm = np.asarray(work.warm_bytes, float)
+    found = _bytes_in_l2(warm, p.l2_share * sheet.l2_bytes) * (1 - work.fresh)
     cycled = np.asarray(work.cycled_bytes, float)
     found_too = _bytes_in_l2(cycled, p.cycled_share * sheet.l2_bytes)
     dram = work.dram_bytes + warm - found + cycled - found_too

@@ -97,16 +97,15 @@ def test_a_view_takes_no_time_whatever_its_bytes(kind: str, free: bool) -> None:
 
 
 def test_a_product_that_pytorch_launches_starts_cold() -> None:
-    """2.7 us more than among copies of itself, however it is said who launches it; not so other kernels."""
+    """2.7 us more than among copies of itself, by whom it is said; a norm or sum finds less in L2."""
     sizes = {"m": 512, "n": 4096, "k": 4096}
     warm = ns_of("matmul", sizes=sizes)
     for says in ({"operator": "aten::mm"}, {"aten": "aten.mm.default"}):
         assert ns_of("matmul", sizes=sizes | says) - warm == pytest.approx(2700, abs=1)
     assert ns_of("matmul", sizes=sizes | {"operator": "trt::gemm"}) == warm
-    norm = {"rows": 4096, "columns": 4096}
-    assert ns_of("layer_norm", sizes=norm | {"operator": "aten::layer_norm"}) == ns_of(
-        "layer_norm", sizes=norm
-    )
+    for kind, sizes in (("layer_norm", {"rows": 4096, "columns": 1024}), ("add", {})):
+        moved = {"kind": kind, "bytes_read": 2**23, "bytes_written": 2**22}
+        assert 1.1 < ns_of(**moved, sizes=sizes | {"operator": "aten::x"}) / ns_of(**moved, sizes=sizes) < 2
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.cost import load_fits, shift_model
-from devices.cost.general_kernels import by_bytes, linear_work
+from devices.cost.general_kernels import by_bytes, elementwise_work, linear_work
 from devices.cost.kernel_fits import FAMILIES, FOLDER, KernelFits, fits, models_of, read_fits
 from devices.cost.kernel_model import Family, KernelGrid, KernelWork, Model, Parameters, Sheet, knots, physics
 from devices.cost.language_kernels import attention_work, decode_work, product_work, seen_pairs
@@ -40,6 +40,7 @@ def one(x: float) -> np.ndarray[Any, Any]:
         (KernelWork(dram_bytes=one(1e6)), 1000),
         (KernelWork(warm_bytes=one(1e3)), 1),  # in L2: 10 bytes a cycle and SM
         (KernelWork(warm_bytes=one(1e8)), 100_000),  # does not fit
+        (KernelWork(warm_bytes=one(1e5), fresh=0.5), 100),  # half of it from DRAM
         (KernelWork(load_bytes=one(6400), blocks=100), 1),  # 64 bytes a cycle and SM
         (KernelWork(flops=one(1e6), blocks=100, dram_bytes=one(1e6)), 1000),  # the longer side
         (KernelWork(flops=one(1e6), blocks=100, dtype="fp32"), 100),
@@ -116,6 +117,30 @@ def test_what_reads_much_more_than_it_writes_is_priced_by_what_it_reads() -> Non
     [sizes] = by_bytes("reduce_sum", one(4e6), one(4.0), "fp32")
     assert sizes["elements"].tolist() == [1e6]
     assert (sizes["elements"] * (sizes["operands"] + 1) * 4)[0] == pytest.approx(4e6 + 4)
+
+
+def test_a_reduction_takes_steps_of_its_threads() -> None:
+    """1,024 rows of 96 and 128 columns, as PyTorch launched them on an A100; the latter in blocks that share
+    outputs. Without a launch a thread has 32 numbers, of few numbers a block takes all.
+    """
+
+    def work(numbers: float, **launch: Any) -> list[float]:
+        [sizes] = by_bytes("reduce", one(4 * numbers), one(0.0), "fp32", [launch])
+        found = elementwise_work(sizes, CHIP, "fp32")
+        return [float(x[0]) for x in (found.steps, found.blocks, found.joins, found.fresh)]
+
+    kernel = {"kernel": "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float>"}
+    assert work(1024 * 96, **kernel, grid=[2, 1, 1], block=[16, 8, 1]) == [24 + 4, 0.5, 0, 0]
+    assert work(1024 * 128, **kernel, grid=[1, 16, 1], block=[32, 4, 1]) == [4 + 4, 4, 1, 0]
+    assert work(2**20, aten="aten.sum.default") == [8 + 4, 16, 0, 1]
+    assert work(1024)[0] == 0.5 + 4
+    assert work(1024, kernel="triton_red_fused_mean_0") == [0, 1 / 8, 0, 0]
+
+
+def test_a_thread_block_alone_computes_at_a_quarter_of_its_sm() -> None:
+    few, many = ({"elements": one(n), "operands": 1.0, "eager": 1.0} for n in (512.0, 512.0 * 1600))
+    alone, full = (elementwise_work(sizes, CHIP, "fp32") for sizes in (few, many))
+    assert (alone.flops / alone.blocks * 4 == full.flops / full.blocks).all()
 
 
 SIZE = st.integers(0, 15).map(lambda e: float(2**e))
