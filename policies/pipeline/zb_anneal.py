@@ -16,7 +16,7 @@ shop problem", Management Science 42(6), 1996 (edges of blocks).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from math import exp
 from random import Random
 from typing import Final
@@ -32,6 +32,9 @@ _MOST_TRIES: Final = 400
 
 _TIMED: Final = 4_000_000
 """... and fewer for many actions, to take about a second: changes times actions is at most this."""
+
+_RUNS: Final = 3
+"""So many times they are tried, each time from the first order, if none before reaches the bound."""
 
 _WORSE: Final = 0.6
 """Fraction of an action by which an order may be longer to be accepted at first with probability 1/e."""
@@ -149,17 +152,18 @@ def anneal(problem: ZeroBubbleProblem, programs: Programs, least: int) -> Progra
     least : int
         Lower bound; the search ends when an order reaches it.
     """
-    of, rng = Annealing(problem), Random(0)
-    order = [[of.number[slot.parts[0]] for slot in program] for program in programs]
-    ends = of.ends(order)
-    assert ends is not None, "a schedule can run"
-    cost = best = of.cost(order, ends)
-    found, path = list(order), of.critical(order, ends)
-    n = len(of.actions)
+    of = Annealing(problem)
+    found = first = [[of.number[slot.parts[0]] for slot in program] for program in programs]
+    begun = of.ends(first)
+    assert begun is not None, "a schedule can run"
+    best, n = of.cost(first, begun), len(of.actions)
     tries, worse = min(_MOST_TRIES * n, _TIMED // n), _WORSE * sum(of.duration) / n
-    for k in range(tries):
+    for seed, k in product(range(_RUNS), range(tries)):
         if best <= least:
             break
+        if not k:
+            order, ends, rng = first, begun, Random(seed)
+            cost, path = of.cost(order, ends), of.critical(order, ends)
         action = rng.choice(path) if rng.random() < 0.8 else rng.randrange(n)
         rank = of.rank[action]
         new = of.move_action(order[rank], action, ends, path, rng)

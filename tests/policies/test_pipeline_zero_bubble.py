@@ -323,6 +323,8 @@ def test_the_optimum_is_that_of_trying_all_orders(
         (2, 6, (16, 10, 6), 2, 2, 384),
         (3, 5, (19, 18, 13), 1, 1, 521),
         (3, 6, (18, 11, 15), 2, 2, 532),
+        (4, 7, (6, 15, 12), 3, 1, 507),
+        (4, 8, (10, 20, 10), 2, 1, 708),
     ],
 )
 def test_the_search_finds_the_optimum_of_small_vs(
