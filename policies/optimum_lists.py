@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cached_property
-from math import exp, gcd, log2
+from functools import cache, cached_property, partial
+from heapq import heapreplace
+from itertools import islice
+from math import exp, gcd, log2, prod
 from random import Random
 from time import monotonic
 from typing import Final
@@ -28,14 +30,14 @@ import numpy as np
 
 from policies.cp_sat import unit_of
 from policies.schedule_problem import ScheduleProblem, Time
-from sim.base.arrays import FloatArray, IntArray
+from sim.base.arrays import LATEST_NS, FloatArray, IntArray
 from sim.base.compiled import load
 from sim.graph.walks import Dag, Edges, least_first
 
 _TRIES: Final = 100
 """So many orders are tried for each task."""
 
-_ROUNDS: Final = 5
+_ROUNDS: Final = 20
 """So many times lanes are tried from the first ones on, and then orders of the best of them."""
 
 _EXCHANGED: Final = 16
@@ -59,8 +61,17 @@ _SETS: Final = 16
 _JOINS: Final = 500
 """Of so many tasks what is before each one is looked at, of more only what is before the end."""
 
-_SUMS: Final = 1 << 24
-"""So many sums of tasks are looked at: of a few, or of some that all take whole seconds, or nearly."""
+_SUMS: Final = 1 << 20
+"""So many sums of half of the tasks are looked at."""
+
+_FEW: Final = 1 << 11
+"""With so many the lane of each task is looked at, too, and not only the one that has most."""
+
+_WAYS: Final = 300
+"""So many ways to fill a lane are followed, ..."""
+
+_CALLS: Final = 1000
+"""... and so many in all."""
 
 _Follow = list[list[tuple[int, int]]]
 
@@ -154,9 +165,10 @@ class Lists:
         least = -(-least // unit) * unit
         first = np.array([hints.get(k, 0) for k in range(n)])
         end = first[0]
-        for _ in range(_ROUNDS):
-            found = first
-            for way in (self._balance, self._anneal):
+        for tried in range(_ROUNDS):
+            noise = [rng.random() * tried / _ROUNDS for _ in range(n)]
+            found = first + np.array(noise) * first[0]
+            for way in (partial(self._balance, few=tried % 2 * unit), self._anneal):
                 if end <= least or monotonic() >= until:
                     return
                 found = way(found, least, unit, until, rng)
@@ -187,7 +199,9 @@ class Lists:
                 best = new
         return best
 
-    def _balance(self, first: IntArray, least: int, unit: int, until: float, rng: Random) -> IntArray:
+    def _balance(
+        self, first: IntArray, least: int, unit: int, until: float, rng: Random, few: int
+    ) -> IntArray:
         """Return a schedule of which lanes end nearer to the least there can be."""
         tail, (start, lane) = (self.left + self.ns).tolist(), self.starts(first.astype(float))
         lanes, over = self._lanes(start, lane, tail, least)
@@ -199,7 +213,9 @@ class Lists:
             a = rng.choice([lane for lane, much in enumerate(over) if much > 0] or [0])
             others = [lane for lane in range(len(lanes)) if lane != a]
             b = rng.choice([lane for lane in others if over[lane] or rng.random() < _AGAIN] or others)
-            new, lane = self.starts(self._exchange_by_rank(lanes[a], lanes[b], start, over[a], unit, rng))
+            new, lane = self.starts(
+                self._exchange_by_rank(lanes[a], lanes[b], start, over[a], unit, few, rng)
+            )
             there, above = self._lanes(new, lane, tail, least)
             if sum(max(0, x) for x in above) <= max(little, sum(max(0, x) for x in over)):
                 start, lanes, over = new, there, above
@@ -222,20 +238,21 @@ class Lists:
         return lanes, [max((starts[k] + tail[k] for k in lane), default=0) - least for lane in lanes]
 
     def _exchange_by_rank(
-        self, a: list[int], b: list[int], start: IntArray, much: int, unit: int, rng: Random
+        self, a: list[int], b: list[int], start: IntArray, much: int, unit: int, few: int, rng: Random
     ) -> FloatArray:
         """Return keys with some tasks of two lanes exchanged, so that the first gets shorter by so much."""
         enough = log2(4 * int(self.ns[a + b].sum()) / unit + 1)  # so many pairs of sets, and some are exact
         mine, other = (_some(lane, rng, min(_EXCHANGED, round(enough / 2))) for lane in (a, b))
-        (sums, out), (others, into) = (_subset_sums(self.ns[each].tolist()) for each in (mine, other))
+        own, its = (_subset_sums(self.ns[each].tolist()) for each in (mine, other))
+        (sums, out, fewer), (others, into, more) = own, its
         at = np.searchsorted(sums, others + much)
         fits = int(np.searchsorted(at, len(sums)))
         key = start.astype(float)
         if not fits:
             return key
-        excess = sums[at[:fits]] - others[:fits]
-        few = min(fits, 1 if rng.random() < 0.5 else _NEAR)
-        pick = rng.choice(np.argpartition(excess, few - 1)[:few].tolist())
+        excess = sums[at[:fits]] - others[:fits] + few * (fewer[at[:fits]] + more[:fits])
+        best = min(fits, 1 if rng.random() < 0.5 else _NEAR)
+        pick = rng.choice(np.argpartition(excess, best - 1)[:best].tolist())
         gone = (
             {k for i, k in enumerate(mine) if out[at[pick]] >> i & 1},
             {k for i, k in enumerate(other) if into[pick] >> i & 1},
@@ -265,19 +282,19 @@ def _some(lane: Sequence[int], rng: Random, most: int) -> list[int]:
     return rng.sample(lane, most if rng.random() < 0.5 else rng.randint(most // 2, most))
 
 
-def _subset_sums(values: Sequence[int]) -> tuple[IntArray, IntArray]:
-    """Return the sum of each set of some values, the least first, and the sets: bit i tells of value i.
+def _subset_sums(values: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the sum of each set of some values, the least first, the sets (bit i: value i), and their sizes.
 
     Examples
     --------
     >>> _subset_sums([5, 3])
-    (array([0, 3, 5, 8]), array([0, 2, 1, 3]))
+    (array([0, 3, 5, 8]), array([0, 2, 1, 3]), array([0, 1, 1, 2]))
     """
-    sums = np.zeros(1, np.int64)
+    sums, sizes = np.zeros(1, np.int64), np.zeros(1, np.int64)
     for value in values:
-        sums = np.concatenate([sums, sums + value])
+        sums, sizes = np.concatenate([sums, sums + value]), np.concatenate([sizes, sizes + 1])
     order = np.argsort(sums, kind="stable")
-    return sums[order], order
+    return sums[order], order, sizes[order]
 
 
 def _least_ns(head: IntArray, body: IntArray, tail: IntArray, lanes: int) -> int:
@@ -300,51 +317,103 @@ def _least_ns(head: IntArray, body: IntArray, tail: IntArray, lanes: int) -> int
             most = np.cumsum(np.append(0, np.sort(ns)[::-1]))
             count = np.arange(lanes + 1, len(most), lanes)
             one = int((most[count] - most[count - count // lanes - 1]).max())
-            around = int(first.min() + tail[own].min())
+            around, unit = int(first.min() + tail[own].min()), gcd(*ns.tolist()) or 1
             longest = max(longest, -(-shared // lanes), around + one)
-            longest = around + _least_lane(ns.tolist(), lanes, longest - around)
+            tasks, least = Counter((ns[ns > 0] // unit).tolist()), (longest - around) // unit
+            longest = max(longest, around + unit * _least_lane(tasks, lanes, least, iter(range(_CALLS))))
     return longest
 
 
-def _least_lane(ns: Sequence[int], lanes: int, least: int) -> int:
-    """Return what the longest of some lanes takes at least, as each lane takes what some of the tasks take.
+class _Fillings:
+    """All ways to fill a lane with some tasks: a long one among them, or (0) so many of them at least.
+
+    Sums of one half of the tasks, and of the other; equal tasks count as one that may come several times.
+    """
+
+    def __init__(self, tasks: Counter[int], at_least: int, ns: int) -> None:
+        self.own, self.at_least = Counter([ns] if ns else []), 0 if ns else at_least
+        each = [*(tasks - self.own).items()]
+        self.parts = each[::2], each[1::2]
+        self.halves = [_sums(part, by_size=not ns) for part in self.parts]
+
+    def between(self, low: int, high: int) -> Iterator[Counter[int]]:
+        """Yield the ways that take so long."""
+        low, high = low - sum(self.own.elements()), high - sum(self.own.elements())
+        (some, others), (here, there) = self.halves, self.parts
+        for n, (sums, which) in enumerate(some):
+            for more, of in others[max(0, self.at_least - n) :]:
+                near = slice(*np.searchsorted(sums, (low - more[-1], high - more[0] + 1)))
+                first = np.searchsorted(more, low - sums[near])
+                last = np.searchsorted(more, high - sums[near], "right")
+                for i in np.flatnonzero(first < last).tolist():
+                    for code in of[first[i] : last[i]].tolist():
+                        yield self.own + _some_tasks(here, int(which[near][i])) + _some_tasks(there, code)
+
+
+def _sums(tasks: Sequence[tuple[int, int]], *, by_size: bool) -> list[tuple[IntArray, IntArray]]:
+    """Return the sums of some tasks, each there so often, and which these are, maybe by how many they are.
 
     Examples
     --------
-    >>> _least_lane([7, 7, 7, 7, 7, 5], 3, 14)
+    >>> [sums.tolist() for sums, _ in _sums([(5, 2), (3, 1)], by_size=True)]
+    [[0], [3, 5], [8, 10], [13]]
+    """
+    sums, which, size = (np.zeros(1, np.int64) for _ in range(3))
+    for ns, n in tasks:
+        taken = np.arange(n + 1)[:, None]
+        each = (sums + ns * taken, which * (n + 1) + taken, size + taken * by_size)
+        sums, which, size = (column.ravel() for column in each)
+    order = np.split(np.lexsort((sums, size)), np.cumsum(np.bincount(size))[:-1])
+    return [(sums[own], which[own]) for own in order]
+
+
+def _some_tasks(tasks: Sequence[tuple[int, int]], which: int) -> Counter[int]:
+    """Return the tasks that a number in `_sums` stands for."""
+    some = Counter[int]()
+    for ns, n in reversed(tasks):
+        which, some[ns] = divmod(which, n + 1)
+    return some
+
+
+def _least_lane(
+    tasks: Counter[int], lanes: int, least: int, effort: Iterator[int], most: int = LATEST_NS
+) -> int:
+    """Return what the longest of some lanes takes, if not `least`; less where that is too much effort.
+
+    Examples
+    --------
+    >>> _least_lane(Counter([7, 7, 7, 7, 7, 5]), 3, 14, iter(range(10)))
     14
-    >>> _least_lane([7, 7, 7, 6, 1, 1], 2, 0)
+    >>> _least_lane(Counter([7, 7, 7, 6, 1, 1]), 2, 0, iter(range(10)))
     15
     """
-    unit = gcd(*ns) or 1
-    tasks = sorted((each // unit for each in ns if each), reverse=True)
-    work = sum(tasks)
-    at = low = max(least // unit, -(-work // lanes))
-    high = -(-work // lanes) + max(tasks, default=0)  # any list is as short
-    if high * len(tasks) * len({*tasks}) > _SUMS:
+    work, free, width = sum(tasks.elements()), [0] * lanes, 0
+    for ns in sorted(tasks.elements(), reverse=True):
+        heapreplace(free, free[0] + ns)
+    least, most = max(least, -(-work // lanes), max(tasks, default=0)), min(most, max(free))
+    size = prod(n + 1 for n in tasks.values())
+    if least >= most or size > _SUMS**2 or next(effort, None) is None:
         return least
-    while low < high:
-        low, high = (low, at) if _fits(tasks, lanes, at, work) else (at + 1, high)
-        at = (low + high) // 2
-    return max(least, low * unit)
-
-
-def _fits(tasks: list[int], lanes: int, most: int, work: int) -> bool:
-    """Return whether for each task some lane may be so long, and as long as the others need it to be."""
-
-    def sums(some: list[int]) -> int:
-        bits = 1
-        for each in some:
-            bits |= bits << each & (2 << most) - 1
-        return bits
-
-    rest = work - (lanes - 1) * (sums(tasks).bit_length() - 1)
-    long = (2 << most) - (1 << max(0, rest))
-    return rest <= most and all(
-        sums(tasks[:k] + tasks[k + 1 :]) << each & long
-        for k, each in enumerate(tasks)
-        if each not in tasks[:k]
-    )
+    # The lane of the longest task, the one that has most tasks, and, where there are few sums, that of each.
+    others = sorted(tasks)[:-1] if size <= _FEW**2 else []
+    ways_with = cache(partial(_Fillings, tasks, -(-tasks.total() // lanes)))
+    while least < most:
+        high = min(least + width, most - 1)
+        low = work - (lanes - 1) * high
+        ways = (ways_with(ns).between(low, high) for ns in (max(tasks), 0, *others))
+        each = ([*islice(some, _WAYS + 1)] for some in ways)
+        some = next((few for few in each if len(few) <= _WAYS), None)
+        if some is None and not width:
+            break
+        best = high + 1
+        for lane in some or ():
+            if best > least:
+                ns = max(least, sum(lane.elements()))
+                best = min(best, _least_lane(tasks - lane, lanes - 1, ns, effort, best))
+        if best <= high:
+            return best
+        least, width = (least, 0) if some is None else (high + 1, 2 * width + 1)
+    return least
 
 
 def _some_of(values: IntArray) -> IntArray:

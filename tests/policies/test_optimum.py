@@ -131,6 +131,12 @@ def test_no_schedule_is_below_what_is_said_of_equal_workers(seed: int) -> None:
         ([20, 20, 20, *[3] * 9], {3 + k: [k // 3] for k in range(9)}, 2, 46),
         ([20, 10, 10, 3], {}, 2, 23),  # a worker has 20 of 22, and the other would have 23
         ([20, 20, 10, 10, 7, 1, 1, 1, 1], {}, 3, 27),  # the worker with 7 has at most 21, or 27
+        (
+            [499238, 318813, 720681, 895329, 209939, 122092, 887241, 535123, 493142, 421693],
+            {},
+            3,
+            1713380,
+        ),  # 1701097 would be even
         ([3, 3, 3, 3, 3, 3, 3, 4, 3, 1], {7: range(4), 8: range(4, 7), 9: [7, 8]}, 2, 16),
     ],
 )
