@@ -147,7 +147,7 @@ _LOADS, _JOINING = 4, 4
 """Numbers that a thread of a reduction loads at once (PyTorch's `vt0`), and how many such steps its block
 takes to join those of its threads. A step is a latency of DRAM. This, the step and `join_ns` (families.yaml)
 of blocks that share an output are from 50 reductions of eight recordings; without BERT's or ResNet-50's,
-joining would be six steps. Recordings left out are 5 to 38 % off, before 28 to 82 %."""
+joining would be six steps. Recordings left out are 10 to 38 % off, before 28 to 82 %."""
 _INDEX_BYTES: Final = 40.0
 """What working out an element's place in a tensor of other shape or order costs, as bytes from L2: such
 kernels pass 300 to 390 elements a ns on an H100, in fp32 and bf16 alike, where DRAM would allow 400 and 800.
