@@ -160,15 +160,23 @@ def attention_work(s: Sizes, sheet: Sheet, dtype: str, causal: bool = True) -> K
     )
 
 
+_LONGEST: Final = 16384
+"""Tokens of the longest prefill that was measured, and so the last knot of its grids."""
+
+
 def attention_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
-    """Return sizes, what a window leaves to be seen, and heads a key-value head."""
+    """Return sizes, what a window leaves to be seen, and heads a key-value head.
+
+    A sequence longer than any that was measured counts as several of that length: as many thread blocks.
+    """
     batch, length, heads, kv, dim, window, seen = _attention_sizes(s)
+    measured = np.minimum(length, _LONGEST)
     return {
-        "seq_len": log2(length),
+        "seq_len": log2(measured),
         "seen": log2(seen),
         "cut": log2(length / seen),
         "batch": log2(batch),
-        "rows": log2(batch * heads),
+        "rows": log2(batch * heads * (length / measured)),
         "group": log2(heads / kv),
         "head_dim": log2(dim),
         "kv_rows": log2(batch * kv),

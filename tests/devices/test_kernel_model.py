@@ -234,6 +234,16 @@ def test_a_window_keeps_query_heads_apart_in_flash_attention_2() -> None:
         assert least < window / whole < most
 
 
+@pytest.mark.parametrize("gpu", ["h100-sxm", "h200-sxm", "b200-sxm"])
+def test_one_head_over_a_long_sequence_fills_a_gpu_as_eight_over_an_eighth_of_it_do(gpu: str) -> None:
+    """Longer sequences than the 16,384 tokens that were measured have as many thread blocks."""
+    sizes: dict[str, int] = {"batch": 1, "kv_heads": 1, "head_dim": 128, "window": 0}
+    of = load_fits(gpu)
+    (long,), _ = of.predict("prefill", "bf16", seq_len=131_072, heads=1, **sizes)
+    (short,), _ = of.predict("prefill", "bf16", seq_len=16_384, heads=8, **sizes)
+    assert 0.7 < 8 * short / long < 1.3
+
+
 def test_sources_widen_the_interval() -> None:
     """An unmeasured GPU of a measured generation is less sure, one of another generation still less."""
     sizes = {"m": 4096, "n": 4096, "k": 4096}
