@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from policies.cp_sat import MOST_COVERED
 from policies.optimum_tasks import Tasks
 from policies.schedule_problem import LONGEST, Covered, CoveringSpan, Time
+from sim.base.errors import UnknownNameError
 from sim.objectives import (
     due_ops,
     energy_pj,
@@ -134,3 +135,10 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
     "energy": Objective(energy_pj, _energy),
 }
 """By the names that `expect:` has."""
+
+
+def objective_named(name: str) -> Objective:
+    """Return an objective, or raise `UnknownNameError`."""
+    if name not in OBJECTIVES:
+        raise UnknownNameError("objective", name, OBJECTIVES)
+    return OBJECTIVES[name]

@@ -202,6 +202,8 @@ def mapping_of(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _positive(value: object) -> int:
+    if isinstance(value, float) and value.is_integer():  # 1e3
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{value!r} is not a count; accepted: a whole number without a unit")
     if value < 1:

@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
 from devices.describe.field_types import TYPES, fault
+from sim.base.errors import clip_repr
 
 
 class Strict(BaseModel):
@@ -54,8 +55,11 @@ class Shorthand:
 
     def whole(self, value: Any) -> Any:
         """Return the mapping that a value stands for: of a word only text does."""
-        plain = isinstance(value, str) if self.plain == "word" else not isinstance(value, dict)
-        return {self.key: value} if plain else value
+        if isinstance(value, dict | BaseModel):
+            return value
+        if self.plain == "word" and not isinstance(value, str):
+            raise fault(f"should be a {self.key} or a mapping (KEY: VALUE), not {clip_repr(value)}")
+        return {self.key: value}
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return how pydantic reads it."""

@@ -19,7 +19,7 @@ from scenarios.variants.optimum import Optimum
 from scenarios.variants.tune import Fresh, Tuning
 from scenarios.variants.tune_report import improvements
 from scenarios.variants.variant import Row
-from sim.base.units import format_duration
+from sim.base.units import format_count, format_duration
 from sim.explain.bounds import bounds
 from sim.export.tables import percent, size, text_table
 
@@ -32,14 +32,14 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
     trials, goal = tuning.trials, tuning.goal
     if tuning.best is None:
         why = next((trial.row["error"] for trial in trials if trial.row["error"]), "limits are not kept")
-        typer.echo(f"{len(trials):,} trials, and none is an answer: {why}")
+        typer.echo(f"{format_count(len(trials), 'trial')}, and none is an answer: {why}")
         return
     best = trials[tuning.best]
     limits = f", with {', '.join(map(str, goal.limits))}" if goal.limits else ""
     told = shown_result(goal.what, best.row[goal.column])
     seeds = f", on average over {tuning.seeds} seeds," if tuning.seeds > 1 else ""
     gain = _gain(tuning) if tuning.seeds == 1 else ""
-    typer.echo(f"best {goal.what} {told}{seeds} of {len(trials):,} trials{limits}{gain}")
+    typer.echo(f"best {goal.what} {told}{seeds} of {format_count(len(trials), 'trial')}{limits}{gain}")
     failed = [t.row for t in trials if t.what == "settings" and t.row["outcome"] != DONE]
     if failed:
         counts = Counter(row["outcome"] for row in failed).most_common()
@@ -54,7 +54,10 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
     typer.echo(f"  {_above(tuning)}")
     typer.echo()
     better = improvements(tuning)
-    shown = better if len(better) <= _SHOWN else [*better[:2], *better[-(_SHOWN - 2) :]]
+    shown = better
+    if len(better) > _SHOWN:
+        shown = [*better[:2], *better[2 - _SHOWN :]]
+        typer.echo(f"the first 2 and the last {_SHOWN - 2} of {len(better):,} improvements; --json has all")
     _print_trials(tuning, shown, goal.what)
     if against is not None:
         typer.echo(f"\nPareto front of {goal.what} and {against}")

@@ -157,7 +157,7 @@ def _slope(
 def _importer(path: StrPath, format: str | None) -> Importer:
     """Return the importer named `format`, or the one that recognises the file."""
     if format is not None:
-        return _check_importer(format)
+        return check_importer(format)
     if os.path.isdir(path):
         formats = " and ".join(TRACES)
         raise InputError(
@@ -167,7 +167,7 @@ def _importer(path: StrPath, format: str | None) -> Importer:
     if not head:
         raise InputError(f"{path}: is empty")
     for known in plugins.names(_GROUP):
-        importer = _check_importer(known)
+        importer = check_importer(known)
         if importer.recognises(name, head):
             return importer
     refuse_no_graph(path, head)
@@ -175,7 +175,7 @@ def _importer(path: StrPath, format: str | None) -> Importer:
     raise InputError(f"{path}: no known format; convert it with sim import --format NAME, one of\n{formats}")
 
 
-def _check_importer(name: str) -> Importer:
+def check_importer(name: str) -> Importer:
     """Return an importer after checking that it has both functions."""
     importer = plugins.lookup(_GROUP, name)
     require_call(f"the importer {name!r}", importer, "name", "head", method="recognises")

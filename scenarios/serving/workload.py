@@ -172,7 +172,7 @@ class ServingFields(Strict):
         vLLM's benchmark result of such a run, to put beside it
     """
 
-    model: Annotated[ModelFields | None, Shorthand("name")] = None
+    model: Annotated[ModelFields, Shorthand("name")] | None = None
     calibration: Name | CalibrationFields | None = None
     dtype: DType = "bf16"
     parallel: Annotated[ReplicaFields, Field(default_factory=ReplicaFields)]

@@ -27,7 +27,7 @@ import numpy as np
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath
 from policies.optimum_model import Follow, JobModel, Timetable, refuse_unmodelled
-from policies.optimum_objective import OBJECTIVES
+from policies.optimum_objective import OBJECTIVES, objective_named
 from policies.placement.list_schedule import Heft
 from policies.placement.problem import Problem
 from policies.placement.simple import Given
@@ -37,7 +37,7 @@ from scenarios.run.scenario import Case
 from scenarios.variants.schedules import ListedOrder, SearchSchedule, Space
 from scenarios.variants.variant import attempt
 from sim.base.arrays import LATEST_NS
-from sim.base.errors import InputError, UnknownNameError
+from sim.base.errors import InputError
 from sim.base.units import NS_PER_S, format_duration
 from sim.explain.bounds import bounds
 from sim.graph.walks import least_first
@@ -267,10 +267,8 @@ def find_optimum(
         what = "its steps are what its batcher decided; `sim whatif` tries other batchers and numbers"
         raise InputError(f"the optimum of {base.scenario!r} cannot be searched for: {what}")
     refuse_unmodelled(job, placed)
-    if what not in OBJECTIVES:
-        raise UnknownNameError("objective", what, OBJECTIVES)
+    objective = objective_named(what)
     result_of_run(what, base.numbers, base.trace)
-    objective = OBJECTIVES[what]
     alike = [base, *(other for other in results[1:] if not _unlike(base, other, placed))]
     search = _Search(base.case, alike, placed, objective.of)
     known = search.known.trace

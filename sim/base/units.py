@@ -400,6 +400,17 @@ def format_energy(energy_pj: int | float | Fraction, *, digits: int | None = 4) 
     return _format(energy_pj, tuple(ENERGY.units), 1000, digits)
 
 
+def format_count(number: int, what: str) -> str:
+    """Return how many there are of something.
+
+    Examples
+    --------
+    >>> format_count(1, "op"), format_count(1200, "op")
+    ('1 op', '1,200 ops')
+    """
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def _parse(value: object, dimension: Dimension, what: str) -> int:
     """Read `value` as a whole number of the dimension's base unit."""
     with error_path(*filter(None, [what])):

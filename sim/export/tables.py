@@ -19,7 +19,7 @@ import numpy as np
 from sim.base.arrays import UNSET, Codes, IntArray
 from sim.base.errors import InputError, extra
 from sim.base.files import atomic_path, write_bytes
-from sim.base.units import NS_PER_MS, format_bytes, format_duration, format_energy
+from sim.base.units import NS_PER_MS, format_bytes, format_count, format_duration, format_energy
 from sim.explain.failed_ops import attempt_lines, failure_text, late_lines
 from sim.explain.idle import final_waits
 from sim.explain.time_use import WORD_OF_REASON
@@ -265,12 +265,12 @@ def largest(parts: Mapping[str, int], show: Callable[[int], str] = format_durati
 
 def summary_lines(trace: Record, summary: Mapping[str, Any]) -> list[str]:
     """Return lines on a run's makespan, its failures, and its distance from the lower bound."""
-    ran = "1 task ran" if summary["tasks"] == 1 else f"{summary['tasks']:,} tasks ran"
+    ran = f"{format_count(summary['tasks'], 'task')} ran"
     makespan = f"makespan {format_duration(summary['makespan_ns'])}{_interval(summary)}"
     lines: list[str]
     if aborted := attempt_lines(trace):
         told = summary["failures"]
-        done, lost = ("1 step" if n == 1 else f"{n:,} steps" for n in (told["steps"], told["steps_lost"]))
+        done, lost = (format_count(told[steps], "step") for steps in ("steps", "steps_lost"))
         lines = [*aborted, f"{makespan}; {done} done, {lost} lost; {ran}"]
     elif failed := failure_text(trace):
         lines = [failed, f"{makespan}, until all that ran had ended; {ran}"]

@@ -99,7 +99,7 @@ def _fraction(value: Any) -> Any:
 def word(value: Any) -> str:
     """Return `value` if it is a non-empty text, or raise `InputError`."""
     if not isinstance(value, str) or not value:
-        raise InputError(f"{value!r} is no word")
+        raise InputError(f"{value!r} is no word; accepted: text")
     return value
 
 

@@ -133,6 +133,19 @@ def test_a_policy_that_is_unknown_or_given_twice(tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (2, "--policy in-order is given twice\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["import", "--format", "onx"], "--format onx: unknown importer 'onx'; did you mean 'onnx'?"),
+        (["optimum", "--minimise", "enrgy"], "--minimise enrgy: unknown objective 'enrgy'; did you mean"),
+    ],
+)
+def test_an_unknown_name_is_told_with_its_option(tmp_path: Path, words: list[str], says: str) -> None:
+    out = ["--out", tmp_path / "g.json"] if words[0] == "import" else []
+    result = sim(words[0], write(tmp_path), *words[1:], *out)
+    assert (result.exit_code, result.stderr.startswith(says)) == (2, True)
+
+
 def test_code_needs_permission(tmp_path: Path) -> None:
     (tmp_path / "own_of_test_cli.py").write_text(
         "from policies.issue.program_order import InOrder\nclass Own(InOrder):\n    'Mine.'\n"

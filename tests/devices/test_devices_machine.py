@@ -212,6 +212,10 @@ def test_wrong_descriptions_are_refused(spec: Any, message: str) -> None:
         make_device("x", spec)
 
 
+def test_a_count_may_be_written_with_an_exponent() -> None:
+    assert make_device("x", {"kind": "cpu", "cores": 1e3}).workers == 1000
+
+
 def test_links_come_in_pairs_and_by_pattern() -> None:
     devices = {"gpu": {"kind": "gpu", "count": 2}, "sw": {"kind": "switch", "kinds": []}}
     machine = make_machine(

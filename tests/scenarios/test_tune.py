@@ -159,7 +159,7 @@ def test_the_quickstart_is_as_fast_as_under_every_policy_that_is_built_in() -> N
     assert tuning.best is not None
     scenario = load_scenario(path)
     built_in = [name for name in plugins.names("sim.policies") if name != "replay"]  # which needs a plan
-    assert len(built_in) >= 10
+    assert len(built_in) >= 9
     least = min(run_case(scenario.case(name)).trace.makespan_ns for name in built_in)
     assert tuning.trials[tuning.best].row["makespan_ns"] <= 1.001 * least
 
@@ -215,6 +215,14 @@ def test_settings_are_searched_within_limits(tmp_path: Path) -> None:
     none = sim("tune", path, *vary, "--subject-to", "makespan<=1us")
     assert none.exit_code == 1
     assert "6 trials, and none is an answer: limits are not kept" in none.stdout
+
+
+def test_improvements_that_are_not_listed_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    vary = f"workload.ops.c.duration={','.join(f'{us}us' for us in range(60, 46, -1))}"
+    told = sim("tune", path, "--vary", vary).stdout
+    assert "the first 2 and the last 10 of 14 improvements; --json has all\n" in told
+    assert "of 1 trial;" in sim("tune", path, "--budget", 1).stdout
 
 
 def test_halving_answers_at_the_last_level_only(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from sim.base.plugins import NOTHING, Allowed
+from sim.base.units import format_count
 
 if TYPE_CHECKING:
     from scenarios.regression import Checked
@@ -95,10 +96,6 @@ def _total(done: list[Checked]) -> str:
     files = "1 scenario has" if silent == 1 else f"{silent} scenarios have"
     without = f"; {files} no `expect:`" if silent else ""
     if failed:
-        return f"{failed} of {_runs(len(done) - silent)} failed{without}"
+        return f"{failed} of {format_count(len(done) - silent, 'run')} failed{without}"
     anew = f", {updated} of them with new values" if updated else ""
-    return f"{_runs(len(done) - silent)}, all as expected{anew}{without}"
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
+    return f"{format_count(len(done) - silent, 'run')}, all as expected{anew}{without}"

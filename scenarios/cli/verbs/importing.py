@@ -32,17 +32,21 @@ def import_(
     """
     from scenarios.cli.running import progress
     from scenarios.file.document import key_and_value
-    from scenarios.importers import convert
-    from sim.base.errors import InputError
+    from scenarios.importers import check_importer, convert
+    from sim.base.errors import InputError, in_file
+    from sim.base.units import format_count
 
     values = dict(key_and_value(option, "--set", "dtype=bf16") for option in options or ())
     if "batch" in values:
         raise InputError(f"--set batch={values['batch']}: give --batch {values['batch']}")
+    if format is not None:
+        with in_file(f"--format {format}"):
+            check_importer(format)
     with progress(f"importing {file}"):
         done = convert(file, out, batch=batch, format=format, note=note, **values)
     batches = f"at batch {done.batch}" if done.batch is not None else "at its own batch"
     if done.fixed_because is None:
         batches += ", readable at any"
-    typer.echo(f"{out}: {len(done.graph):,} ops, {batches}")
+    typer.echo(f"{out}: {format_count(len(done.graph), 'op')}, {batches}")
     if done.fixed_because is not None:
         typer.echo(f"readable at this batch only: {done.fixed_because}", err=True)

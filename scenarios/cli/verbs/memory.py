@@ -84,6 +84,7 @@ def memory(
 
 def _print(reports: list[dict[str, Any]]) -> None:
     from scenarios.cli.text_tables import print_table
+    from sim.base.units import format_count
     from sim.export.tables import size, text_table
 
     columns = ["allocator", "peak asked for: peak_requested_bytes", "peak in use: peak_in_use_bytes"]
@@ -91,14 +92,17 @@ def _print(reports: list[dict[str, Any]]) -> None:
     print_table(text_table(reports, [*columns, "mallocs: device_mallocs", "frees: device_frees"]))
     first = reports[0]
     held = ", ".join(f"{holder['id']} {size(holder['nbytes'])}" for holder in first["holders"])
-    typer.echo(f"\n{first['events']:,} events; peak after event {first['peak_event']:,}: {held}")
+    typer.echo(
+        f"\n{format_count(first['events'], 'event')}; peak after event {first['peak_event']:,}: {held}"
+    )
     if first["never_freed"]:
-        typer.echo(f"{first['never_freed']:,} allocations are never freed")
+        typer.echo(f"{format_count(first['never_freed'], 'allocation')} never freed")
     if (recorded := first["recorded_reserved_bytes"]) is not None:
         typer.echo(f"the recorded allocator reserved {size(recorded)} at most")
     for report in reports:
         if report["not_followed"]:
+            times = format_count(report["not_followed"], "time")
             typer.echo(
-                f"{report['allocator']}: {report['not_followed']:,} times the recorded allocator gave memory "
+                f"{report['allocator']}: {times} the recorded allocator gave memory "
                 "back that is not free here: it had other options, or segments from before the recording"
             )

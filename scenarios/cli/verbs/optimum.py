@@ -41,6 +41,7 @@ def optimum(
         Write the best as a scenario (.yaml, .yml), beside this one.
     """
     from policies.optimum_model import refuse_unmodelled
+    from policies.optimum_objective import objective_named
     from scenarios.cli.output import print_json
     from scenarios.cli.running import compare_all, progress, say_written
     from scenarios.cli.search_tables import print_optimum
@@ -50,12 +51,14 @@ def optimum(
     from scenarios.run.scenario import scenario_of
     from scenarios.variants.optimum import find_optimum
     from scenarios.variants.tune_report import check_winner, write_found
-    from sim.base.errors import InputError
+    from sim.base.errors import InputError, in_file
     from sim.base.units import parse_duration
 
     limit_ns = parse_duration(f"{limit}s" if limit.replace(".", "", 1).isdigit() else limit, what="--limit")
     if not limit_ns:
         raise InputError("--limit: should be more than 0")
+    with in_file(f"--minimise {minimise}"):
+        objective_named(minimise)
     if out is not None:
         check_winner(out, scenario)
     loaded = scenario_of(Document.read(scenario, allowed).with_settings(sets or ()))
