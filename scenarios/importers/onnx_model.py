@@ -42,6 +42,7 @@ from scenarios.importers.onnx_nodes import (
     op_name,
     operands_of,
     tensor_facts,
+    views_weight,
 )
 from scenarios.importers.onnx_shapes import Rebatch, check_scaled, infer, inputs_at, inputs_of
 from scenarios.ops import attributes as dtypes
@@ -51,7 +52,6 @@ from sim.base.errors import InputError, extra, in_file
 from sim.base.files import StrPath, read_bytes
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph, output_name
-from sim.graph.views import VIEWS
 
 
 def recognises(name: str, head: bytes) -> bool:
@@ -315,7 +315,7 @@ class _Ops:
         self.spoken = {*self.values, *(node.name for node in graph.node)}
         self.origin: dict[str, str] = {}  # a view of a weight is that weight
         for node in written:
-            if kind_of(node.op_type, node.domain) in VIEWS and self.values[first_output(node)].constant:
+            if views_weight(node) and self.values[first_output(node)].constant:
                 self.origin[node.output[0]] = self.origin.get(node.input[0], node.input[0])
 
     # -- what is read ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
 from sim.base.errors import InputError
+from sim.graph.views import VIEWS
 
 # ----------------------------------------------------------------------------------------------------------
 # Values of an ONNX model, as far as known before it runs.
@@ -37,6 +38,8 @@ class Value:
         Whether the content depends on the shape of an activation.
     batch_first : bool
         Whether the samples of a batch, if it holds one, are contiguous one after the other.
+    stored : int, optional
+        Element type of the quantized weight that this is, dequantized by its readers.
     """
 
     elem: int
@@ -45,6 +48,7 @@ class Value:
     constant: bool = False
     from_shape: bool = False
     batch_first: bool = True
+    stored: int | None = None
 
 
 Values = dict[str, Value]
@@ -146,6 +150,11 @@ def kind_of(op_type: str, domain: str = "") -> str:
     return _KINDS.get(f"{domain}.{op_type}", plain)
 
 
+def views_weight(node: Any) -> bool:
+    """Return whether its result, if it is constant, is its first input as it is stored."""
+    return kind_of(node.op_type, node.domain) in (*VIEWS, "dequantize_linear")
+
+
 def operands_of(node: Any, values: Values) -> dict[int, tuple[str, Any]]:
     """Return position -> (formal name, content) of the inputs that are only parameters."""
     import onnx
@@ -186,13 +195,13 @@ def op_facts(
 
 def tensor_facts(value: Value, dtype: str | None) -> TensorFacts:
     """Return shape and size of a value; `dtype` replaces the floating-point type of the file."""
-    return TensorFacts(value.shape, dtypes.nbytes(value.shape, _dtype_of(value, dtype)))
+    return TensorFacts(value.shape, dtypes.nbytes(value.shape, _dtype_of(value, dtype, value.stored)))
 
 
-def _dtype_of(value: Value, dtype: str | None) -> str:
+def _dtype_of(value: Value, dtype: str | None, stored: int | None = None) -> str:
     from onnx import TensorProto
 
-    theirs: str = TensorProto.DataType.Name(value.elem)
+    theirs: str = TensorProto.DataType.Name(value.elem if stored is None else stored)
     if theirs not in dtypes.ONNX:
         raise InputError(f"tensors of {theirs} have no size")
     ours = dtypes.ONNX[theirs]

@@ -33,6 +33,7 @@ from scenarios.importers.onnx_nodes import (
     node_name,
     nodes_of,
     shape_text,
+    views_weight,
 )
 from sim.base.errors import InputError, UnknownNameError
 
@@ -151,12 +152,16 @@ def _outputs(
     inferred = _infer_node(node, given, versions)
     constant = all(value.constant for value in given.values()) and not node.op_type.startswith("Random")
     from_shape = any(value.from_shape for value in given.values())
+    stored = None
+    if constant and views_weight(node):
+        source = given[node.input[0]]
+        stored = source.elem if source.stored is None else source.stored
     written: Values = {}
     for name in filter(None, node.output):
         value = inferred.get(name) or declared.get(name)
         if value is not None:  # otherwise its readers raise
             first = rebatch is None or batch_first(name, value.shape, given, rebatch)
-            written[name] = Value(value.elem, value.shape, None, constant, from_shape, first)
+            written[name] = Value(value.elem, value.shape, None, constant, from_shape, first, stored)
     if node.op_type == "Reshape" and node.output[0] in written:
         check_elements(node, given[node.input[0]], written[node.output[0]])
     return written | _evaluate(node, given, written, versions)

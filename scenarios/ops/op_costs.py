@@ -266,6 +266,8 @@ def _by_rates(device: Device) -> bool:
 _FACTOR: Final = 2
 _WIDEST: Final = 4
 """Most bytes per element of a result; its inputs may have fewer."""
+_QUANTIZED: Final = 0.25
+"""Least bytes of an element that a product reads, for each of its result: int8 beside fp32, say."""
 
 Sizes = Mapping[str, Any]
 Said = tuple[tuple[float, float], tuple[float, float]]
@@ -346,8 +348,9 @@ def _is_size(value: Any) -> bool:
 def _product(of: Sizes) -> Said:
     """Each product reads its own three matrices; or one left matrix is shared by all the right ones."""
     m, n, k, batch = of["m"], of["n"], of["k"], of.get("batch", 1)
-    flops, others = 2 * batch * m * n * k, batch * (k + m) * n
-    return (flops, flops), (m * k + others, batch * m * k + others)
+    flops, written, right = 2 * batch * m * n * k, batch * m * n, batch * k * n
+    low = written + _QUANTIZED * (m * k + right)
+    return (flops, flops), (low, written + right + batch * m * k)
 
 
 def _attention(of: Sizes, least: int = 4, most: int = 4, times: int = 1) -> Said:
@@ -366,9 +369,9 @@ def _conv(of: Sizes, times: int = 1) -> Said:
     made = convolution_sizes(image, kernel, **{name: of.get(name) or given for name, given in usual.items()})
     weights = math.prod(kernel) * of["in_channels"] // (of.get("group") or 1)
     written = of["batch"] * of["out_channels"] * math.prod(made)
-    elements = of["batch"] * of["in_channels"] * math.prod(image) + weights * of["out_channels"] + written
+    read = of["batch"] * of["in_channels"] * math.prod(image) + weights * of["out_channels"]
     flops = 2 * weights * written
-    return (flops, times * flops), (elements, times * elements)
+    return (flops, times * flops), (written + _QUANTIZED * read, times * (written + read))
 
 
 def _rows(of: Sizes) -> Said:

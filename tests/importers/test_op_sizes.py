@@ -25,7 +25,7 @@ from scenarios.run.prepare_job import job_of
 from sim import GraphBuilder
 from sim.base.errors import ScenarioError, UnknownNameError
 from sim.graph.attributes import SIZES
-from sim.graph.graph import Graph
+from sim.graph.graph import Graph, Role
 
 
 def tensor(*shape: int) -> TensorFacts:
@@ -243,6 +243,26 @@ def test_of_a_builder_and_of_the_backward_that_a_rewrite_makes() -> None:
     assert of(graph, "embed") == {"rows": 32, "columns": 64}
     assert of(graph, "loss") == {"rows": 32, "columns": 100}
     assert of(graph, "layer0.gelu") == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_contradictions(graph)
+
+
+def test_a_quantized_weight_is_kept_as_it_is_stored_and_contradicts_nothing() -> None:
+    onnx = pytest.importorskip("onnx")
+    from scenarios.importers.onnx_model import import_onnx
+
+    weights = f"int8[256] w = {{{', '.join('1' * 256)}}}, float s = {{0.1}}, int64[2] to = {{16, 16}}"
+    graph = import_onnx(
+        onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 20]>
+        g (float[1, 16] x) => (float[1, 16] y) <{weights}> {{
+            d = DequantizeLinear(w, s)
+            r = Reshape(d, to)
+            y = MatMul(x, r)
+        }}""")
+    )
+    assert graph.tensor_nbytes[graph.tensor_role == Role.PARAMETER].tolist() == [256]
+    assert (graph.bytes_read.tolist(), graph.dtypes) == ([256 + 64], ("fp32",))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_contradictions(graph)
