@@ -188,8 +188,7 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
         )
         write_bytes(path, text.getvalue().encode())
     elif name.endswith((".json", ".json.gz")):
-        cells = [table[name].astype(object).where(table[name].notna(), None) for name in table]
-        write_bytes(path, json_rows(dict(zip(table, row, strict=True)) for row in zip(*cells, strict=True)))
+        write_bytes(path, json_rows(table.astype(object).where(table.notna(), None).to_dict("records")))
     elif name.endswith(".parquet"):
         with extra("parquet", "writing Parquet files"):
             import pyarrow  # noqa: F401
