@@ -39,8 +39,8 @@ _DIGITS: Final = 20
 """Output numbers have fewer digits than this."""
 
 
-def _read_only(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
-    return MappingProxyType(mapping)
+def _read_only(mapping: Mapping[Any, Any]) -> MappingProxyType[Any, Any]:
+    return mapping if isinstance(mapping, MappingProxyType) else MappingProxyType(mapping)
 
 
 copyreg.pickle(MappingProxyType, lambda proxy: (_read_only, (dict(proxy),)))
@@ -160,9 +160,10 @@ class Graph:
     def __post_init__(self) -> None:
         """Make everything read-only: later runs share it."""
         freeze(*vars(self).values(), *self.duration_by_kind.values())
-        own = {id(given): MappingProxyType(given) for given in self.attributes.values()}
-        attributes = MappingProxyType({op: own[id(given)] for op, given in self.attributes.items()})
-        object.__setattr__(self, "attributes", attributes)
+        if not isinstance(self.attributes, MappingProxyType):  # those of another graph are read-only
+            own = {id(given): _read_only(given) for given in self.attributes.values()}
+            attributes = _read_only({op: own[id(given)] for op, given in self.attributes.items()})
+            object.__setattr__(self, "attributes", attributes)
         for names in ("op_names", "external_names"):
             object.__setattr__(self, names, tuple(getattr(self, names)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, cast
 
@@ -327,6 +328,14 @@ def test_a_policy_cannot_write_into_a_job_or_its_graph() -> None:
     builder.op("b", duration_ns=10, inputs=["a"])
     trace = pickle.loads(pickle.dumps(simulate(builder.build(), Machine((cpu(1),)), ReadyQueue())))
     assert simulate(trace.job.graph, Machine((cpu(1),)), Mine()).makespan_ns == 20
+
+
+def test_a_changed_graph_has_the_attributes_of_the_first_and_no_views_of_views() -> None:
+    builder = GraphBuilder("one")
+    builder.op("a", attributes={"cores": 1})
+    graph = builder.build()
+    assert replace(graph, name="other").attributes is graph.attributes
+    assert replace(graph, attributes={**graph.attributes}).attributes[0] is graph.attributes[0]
 
 
 def test_a_policy_without_verbs_says_what_it_lacks() -> None:
