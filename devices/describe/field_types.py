@@ -39,7 +39,7 @@ _SPELLED: Final = {word: name for name, row in DTYPES.items() for word in (name,
 
 
 @cache
-def _nearest_known(name: str) -> str | None:
+def _by_spelling(name: str) -> str | None:
     return _SPELLED.get(name.lower().rpartition(".")[2])
 
 
@@ -56,7 +56,7 @@ def dtype_name(dtype: str) -> str:
     >>> [dtype_name(name) for name in ("torch.bfloat16", "FLOAT16", "fp32", "int8")]
     ['bf16', 'fp16', 'fp32', 'int8']
     """
-    found = _nearest_known(dtype)
+    found = _by_spelling(dtype)
     if found is not None:
         return found
     registered = plugins.names("sim.dtypes")

@@ -163,7 +163,7 @@ class Meets:
         for rank in range(len(devices)):
             row = {}
             for role in self.of(rank).together:
-                name = row[role] = ranked.communicator(_given_options(role), rank)
+                name = row[role] = ranked.communicator(_as_attributes(role), rank)
                 self.inside.setdefault(name, []).append(rank)
                 role_of[name] = role
             self.names.append(row)
@@ -287,7 +287,7 @@ class Meets:
     def _of_pairs(self, rank: int) -> dict[tuple[int, ...], Pair]:
         program, found = self.of(rank), dict[tuple[int, ...], Pair]()
         for (role, place, kind), ops in program.pairs.items():
-            other = self._ranked.peer({**_given_options(role), "peer": place}, rank)
+            other = self._ranked.peer({**_as_attributes(role), "peer": place}, rank)
             mine = self._ranked.grid.members(role[1], rank).index(rank)
             theirs = self.of(other).pairs.get((role, mine, _PAIRED[kind]), [])
             both = (ops, theirs) if kind == "send" else (theirs, ops)
@@ -297,7 +297,7 @@ class Meets:
         return found
 
     def _pair_call(self, rank: int, role: Role, place: int, kind: str, nbytes: int) -> Call:
-        other = self._ranked.peer({**_given_options(role), "peer": place}, rank)
+        other = self._ranked.peer({**_as_attributes(role), "peer": place}, rank)
         ranks = (self._device[rank], self._device[other])
         return Call("send", nbytes, ranks if kind == "send" else ranks[::-1], UNSET, self.names[rank][role])
 
@@ -310,7 +310,7 @@ class Meets:
         return self._told[call]
 
 
-def _given_options(role: Role) -> dict[str, Any]:
+def _as_attributes(role: Role) -> dict[str, Any]:
     return {"communicator": role[0], "dimension": role[1]}
 
 

@@ -164,17 +164,17 @@ def known_costs(
 
         factor = lognormal(Noise(sigma=error).sigma, (len(graph),), rng())  # a negative one is refused
 
-        def check_known(ns: IntArray) -> IntArray:
+        def as_known(ns: IntArray) -> IntArray:
             return np.floor(ns * factor + 0.5).astype(np.int64)
 
     elif knowledge == "none":
 
-        def check_known(ns: IntArray) -> IntArray:
+        def as_known(ns: IntArray) -> IntArray:
             return np.ones_like(ns)
 
     elif knowledge == "mean":
 
-        def check_known(ns: IntArray) -> IntArray:
+        def as_known(ns: IntArray) -> IntArray:
             timed = ns != UNSET
             total = np.bincount(graph.kind_code, weights=np.where(timed, ns, 0))
             count = np.bincount(graph.kind_code, weights=timed)
@@ -183,7 +183,7 @@ def known_costs(
 
     else:
         raise InputError(f"knowledge must be exact, mean, estimate or none; found {knowledge!r}")
-    by_column = {id(ns): np.where(ns == UNSET, UNSET, check_known(ns)) for ns in cost_ns}
+    by_column = {id(ns): np.where(ns == UNSET, UNSET, as_known(ns)) for ns in cost_ns}
     return [by_column[id(ns)] for ns in cost_ns]
 
 

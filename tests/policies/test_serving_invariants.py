@@ -61,7 +61,7 @@ def test_a_hit_brings_a_free_block_back() -> None:
 
 
 def test_blocks_that_lost_their_key_are_told() -> None:
-    """`lost`: leading keys that were there, and would have been hits."""
+    """`count_lost`: leading keys that were there, and would have been hits."""
     cache = KvBlocks(2, 16)
     mine = cache.take(2)
     cache.publish(mine[0], "one")
