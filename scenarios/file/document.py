@@ -272,9 +272,11 @@ def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...] 
 _HOW_MANY: Final = ("count", "nodes")
 _SHORT: Final = {
     "calibration": "from",
+    "machine": "preset",
+    **dict.fromkeys(("train.model", "serving.model"), "name"),
     **dict.fromkeys(("policy", "placement", "streams", "linearize", "allocator"), "name"),
 }
-"""Keys whose mapping may be written as a mere name, the value of this key: ``--set`` may add keys to it."""
+"""Ends of paths whose mapping may be a mere name, the value of this key: ``--set`` may add keys to it."""
 
 
 def _laid_over(base: Node, over: Node) -> Node:
@@ -326,4 +328,4 @@ def _replace(node: Node, rest: str, whole: str, value: Node, place: Place) -> No
 
 def _short(at: str) -> str | None:
     """Return the key that a mere name stands for at this path, or None if it stands for nothing."""
-    return _SHORT.get(at.rpartition(".")[2])
+    return next((key for end, key in _SHORT.items() if f".{at}".endswith(f".{end}")), None)

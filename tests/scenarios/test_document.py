@@ -38,6 +38,13 @@ def document(text: str) -> Document:
                 "calibration": {"from": "h100", "network": {"b": 4}},
             },
         ),
+        (
+            ["new.train={model: m}", "new.train.model.layers=4"],
+            {
+                "a": {"b": 1, "l": [1, {"x": 2}], "c.d": {"e": 3}},
+                "new": {"train": {"model": {"name": "m", "layers": 4}}},
+            },
+        ),
         (["a.b="], {"a": {"b": None, "l": [1, {"x": 2}], "c.d": {"e": 3}}}),
         (["a.b= a=b "], {"a": {"b": "a=b", "l": [1, {"x": 2}], "c.d": {"e": 3}}}),
     ],
