@@ -30,7 +30,7 @@ from typer.main import get_group
 from scenarios.cli.options import as_command
 from scenarios.cli.terminal import place_of_other_code, show_warnings, terminal
 from sim.base import plugins
-from sim.base.errors import InputError, SimError, UnknownNameError
+from sim.base.errors import InputError, ScenarioError, SimError, UnknownNameError
 
 # Docstrings are wrapped to the width of the terminal, not to that of the source.
 _LOOK: Final[Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
@@ -216,9 +216,10 @@ def _describe(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
         error = error.__cause__  # Python wraps an interrupt that occurs while a class is created
     if isinstance(error, KeyboardInterrupt):
         return f"interrupted; {error}" if str(error) else "interrupted", 130
-    if isinstance(error, SimError):
-        return str(error), error.exit_status
     place = place_of_other_code(error)
+    if isinstance(error, SimError):
+        at = f"{place}: " if place is not None and not isinstance(error, ScenarioError) else ""
+        return f"{at}{error}", error.exit_status
     if isinstance(error, OSError) and place is None:
         return (str(error) if error.filename is None else f"{error.filename}: {error.strerror}"), 2
     given = meta.get("file")

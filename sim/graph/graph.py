@@ -224,7 +224,7 @@ class Graph:
         try:
             return self._index[name]
         except KeyError:
-            raise UnknownNameError("op", name, self.op_names).about(name) from None
+            raise UnknownNameError("op", name, self.op_names) from None
 
     def kind(self, op: int) -> str:
         """Return the kind of op `op`."""
