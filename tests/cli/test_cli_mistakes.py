@@ -242,7 +242,7 @@ def test_a_mistake_in_a_policy_of_the_user_is_theirs(tmp_path: Path) -> None:
         ("Misspelt", f"{mine}:7: AttributeError: 'Issuer' object has no attribute 'nosuch'; SIM_TRACEBACK=1"),
         ("Asks", f"{mine}:9: IndexError: only integers, slices"),
         ("Writes", f"{mine}:11: FrozenInstanceError: cannot assign to field 'name'"),
-        ("Names", f"{mine}:13: unknown op 'nope'; known: a, b, c, d\n"),
+        ("Names", f"{mine}:13: unknown op 'nope'. Known: a, b, c, d\n"),
         ("Half", "Half must define next()"),
     ):
         done = sim("run", write(tmp_path), "--policy", f"of_a_user:{name}", "--allow-code")
