@@ -231,7 +231,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         ("workload.train.parallel.ep",),
-        lambda case, loc: _has_experts(case),
+        lambda case, loc: _train(case).parallel.ep == 1 or _has_experts(case),
         "the model has no experts; leave it out",
     ),
     # -- a workload: data loading, and what-ifs of recordings

@@ -99,6 +99,7 @@ CASES: list[tuple[str, str, str]] = [
         trained("ep: 2"),
         trained("ep: 2", ", experts: 4, top_k: 2, middle: {expert: 64}"),
     ),
+    ("workload.train.parallel.ep", trained("ep: 2"), trained("ep: 1")),
     *device("copy_engines", "kind: gpu, copy_engines: 1", "kind: gpu, copy_engines: 1", machine=LINKED),
     *device("pin_memory", "kind: cpu, pin_memory: false", "kind: cpu, pin_memory: false", machine=LINKED),
     *device(
