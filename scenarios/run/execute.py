@@ -369,9 +369,8 @@ def memory_of(case: Case, job: Job, recordings: Recordings | None = None) -> Ten
     Raises
     ------
     ScenarioError
-        An unknown allocator or option, or a wrong value of an option; a plan for a graph with control flow.
-    InfeasibleError
-        A plan for a policy that takes ops in another order than the program's.
+        An unknown allocator or option, or a wrong value of an option; a plan for a graph with control flow,
+        or for a policy that takes ops in another order than the program's.
     """
     fields, document, machine = case.scenario.content.memory, case.scenario.document, job.machine
     cut = {d.name: d.details.virtual_devices for d in machine.devices if d.details.virtual_devices}
@@ -382,7 +381,7 @@ def memory_of(case: Case, job: Job, recordings: Recordings | None = None) -> Ten
     from devices.memory.run_memory import tensor_memory
 
     fields = fields or MemoryFields.model_validate({})
-    specs = {}
+    specs, planned = {}, list[Loc]()
     for device in machine.devices:
         own = device.name in fields.devices
         loc: Loc = ("memory", "devices", device.name) if own else ("memory", "allocator")
@@ -394,18 +393,20 @@ def memory_of(case: Case, job: Job, recordings: Recordings | None = None) -> Ten
             with document.placing(*loc):
                 named = {"name": choice.name, **choice.options}
                 specs[device.name] = read_allocator(named, document.origin)
-        if specs[device.name].allocator == "planned" and has_control_flow(job.graph):
-            raise document.error(loc, PLAN_NEEDS_ORDER)
+        if specs[device.name].allocator == "planned":
+            planned.append(loc)
+    if planned and has_control_flow(job.graph):
+        raise document.error(planned[0], PLAN_NEEDS_ORDER)
     for name, parts in cut.items():
         if specs[name].allocator == "planned":
             message = "a plan is for a whole device; choose another allocator"
             raise document.error(("machine", "devices", name, "virtual_devices"), message)
         specs[name] = replace(specs[name], options={**specs[name].options, "virtual_devices": parts})
-    policy, plans = case.decisions.policy, any(spec.allocator == "planned" for spec in specs.values())
-    if plans and (order := order_of(policy, job)) is not None and order.window != 1:
-        raise InfeasibleError(PLAN_NEEDS_PROGRAM.format(type(policy).__name__))
+    policy = case.decisions.policy
+    if planned and (order := order_of(policy, job)) is not None and order.window != 1:
+        raise document.error(planned[0], PLAN_NEEDS_PROGRAM.format(type(policy).__name__))
     ahead = policy.synchronisation == "issue"
-    at_start = ahead and plans and len(make_flow(job).tensor) > 0
+    at_start = ahead and planned and len(make_flow(job).tensor) > 0
     if at_start and fields.lifetime == "issue":
         raise document.error(("memory", "lifetime"), PLAN_NEEDS_STARTS)
     lifetime = fields.lifetime or ("issue" if ahead and not at_start else "execution")

@@ -12,7 +12,7 @@ from scenario_texts import THREE_BLOCKS, write
 
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import load_scenario
-from sim.base.errors import InfeasibleError, OutOfMemoryError, ScenarioError, StuckError
+from sim.base.errors import OutOfMemoryError, ScenarioError, StuckError
 
 
 def run(folder: Path, *sets: str) -> Result:
@@ -365,7 +365,8 @@ def test_a_plan_is_for_program_order_and_a_second_worker_waits_for_its_place(tmp
     )
     assert run_scenario(load_scenario(path)).trace.makespan_ns == 90_000
     for other in ("ready-queue", "out-of-order", "critical-path"):
-        with pytest.raises(InfeasibleError, match="takes ops in another; choose in-order, or an allocator"):
+        message = r"s\.yaml:3:\d+: memory\.allocator: .* takes ops in another; choose in-order"
+        with pytest.raises(ScenarioError, match=message):
             run_scenario(load_scenario(path, sets=[f"policy={other}"]))
 
 
