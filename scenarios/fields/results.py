@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from sim.base import units
-from sim.base.errors import InputError, OutOfMemoryError, SimError, StuckError, hint
+from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, SimError, StuckError, hint
 from sim.graph.attributes import flag
 from sim.job.job import Job
 from sim.objectives import OBJECTIVES
@@ -87,8 +87,14 @@ OUTCOMES: Final = (DONE, OUT_OF_MEMORY, "stuck", "an op failed", "cannot be buil
 
 
 def outcome_of(error: SimError) -> str:
-    """Return the member of `OUTCOMES` that an error belongs to."""
-    if isinstance(error, InputError):
+    """Return the member of `OUTCOMES` that an error belongs to.
+
+    Examples
+    --------
+    >>> outcome_of(InfeasibleError("no order fits"))
+    'cannot be built'
+    """
+    if isinstance(error, (InputError, InfeasibleError)):
         return "cannot be built"
     if isinstance(error, OutOfMemoryError):
         return OUT_OF_MEMORY
