@@ -62,7 +62,7 @@ _JOINS: Final = 500
 """Of so many tasks what is before each one is looked at, of more only what is before the end."""
 
 _SUMS: Final = 1 << 20
-"""So many sums of half of the tasks are looked at."""
+"""So many sums of half of the tasks are looked at, and so many pairs of sizes of two halves."""
 
 _FEW: Final = 1 << 11
 """With so many the lane of each task is looked at, too, and not only the one that has most."""
@@ -332,7 +332,7 @@ class _Fillings:
 
     def __init__(self, tasks: Counter[int], at_least: int, ns: int) -> None:
         self.own, self.at_least = Counter([ns] if ns else []), 0 if ns else at_least
-        each = [*(tasks - self.own).items()]
+        each = (tasks - self.own).most_common()  # so that no half is much larger than the other
         self.parts = each[::2], each[1::2]
         self.halves = [_sums(part, by_size=not ns) for part in self.parts]
 
@@ -391,11 +391,11 @@ def _least_lane(
     for ns in sorted(tasks.elements(), reverse=True):
         heapreplace(free, free[0] + ns)
     least, most = max(least, -(-work // lanes), max(tasks, default=0)), min(most, max(free))
-    size = prod(n + 1 for n in tasks.values())
-    if least >= most or size > _SUMS**2 or next(effort, None) is None:
+    half = prod(n + 1 for _, n in tasks.most_common()[::2])
+    if least >= most or max(half, tasks.total() ** 2 // 4) > _SUMS or next(effort, None) is None:
         return least
     # The lane of the longest task, the one that has most tasks, and, where there are few sums, that of each.
-    others = sorted(tasks)[:-1] if size <= _FEW**2 else []
+    others = sorted(tasks)[:-1] if half <= _FEW else []
     ways_with = cache(partial(_Fillings, tasks, -(-tasks.total() // lanes)))
     while least < most:
         high = min(least + width, most - 1)
