@@ -282,8 +282,11 @@ def adam(op: OpFacts) -> Cost:
 
 
 def rotary_embedding(op: OpFacts) -> Cost:
-    """Rotate (input, cos, sin, positions): 3 flop per element; of both tables read one row for each token."""
-    x, table = op.input(0), op.input(1)
+    """Rotate (input, cos, sin, positions), or ONNX Runtime's (input, positions, cos, sin): 3 flop an element.
+
+    Of both tables one row is read for each token.
+    """
+    x, table = op.input(0), op.input(2)
     tokens = x.elements // (x.shape[1] * x.shape[3] if len(x.shape) == 4 else x.shape[-1])
     rows = min(table.nbytes, tokens * table.nbytes // max(1, math.prod(table.shape[:-1])))
     return Cost(3 * x.elements, op.read - 2 * (table.nbytes - rows), op.written)

@@ -131,6 +131,9 @@ def test_elementwise_reductions_and_copies():
     assert cost("gather", [tensor(1000, 6), tensor(4)], [x]) == Cost(0, 96 + 16, 96)  # rows, not the table
     heads, table = tensor(2, 4, 3, 8), tensor(5000, 4)  # a row for each of six tokens
     assert cost("rotary_embedding", [heads, table, table], [heads]) == Cost(3 * 192, 768 + 2 * 96, 768)
+    places = tensor(2, 3)
+    for order in ([table, table, places], [places, table, table]):  # ONNX's, and ONNX Runtime's own
+        assert cost("rotary_embedding", [heads, *order], [heads]).bytes_read == 768 + 2 * 96 + 24
     own = tensor(2, 3, 4)
     assert cost("rotary_embedding", [tensor(2, 3, 32), own, own], [heads]).bytes_read == 768 + 2 * 96
     assert cost("constant_of_shape", [tensor(2)], [x]) == Cost(0, 0, 96)
