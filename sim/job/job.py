@@ -287,8 +287,8 @@ class _ReadOnlyJob(Job):
     """A job as a policy sees it."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse to replace a value."""
-        if name in vars(self):
+        """Refuse to replace a value, or to add one: other runs share the job."""
+        if name in vars(self) or name not in self.__dataclass_fields__:
             raise AttributeError(f"a job is read-only: its {name} cannot be set")
         super().__setattr__(name, value)
 

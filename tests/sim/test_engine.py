@@ -314,6 +314,7 @@ def test_a_policy_cannot_write_into_a_job_or_its_graph() -> None:
         lambda job: job.programs[0].pop(),  # type: ignore[attr-defined]
         lambda job: job.known_costs_ns.clear(),  # type: ignore[attr-defined]
         lambda job: setattr(job, "machine", None),
+        lambda job: setattr(job, "mine", 1),
     ]
 
     class Mine(ReadyQueue):
