@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sim.base.errors import InputError
-from sim.base.options import require_call
+from sim.base.options import require_call, require_methods
 from sim.base.startup import collector_paused
 from sim.engine import Memory, Observer
 from sim.faults import Faults
@@ -107,6 +107,13 @@ def simulate(
             raise InputError(f"{wanted.__name__.lower()} should be a {wanted.__name__}, {what}")
     if memory is not None:
         require_call("memory", memory, "job", "context")
+    for device in {id(device.processor): device for device in machine.devices if device.processor}.values():
+        require_call(f"the processor of {device.name!r}", device.processor, "device", "context")
+    if not isinstance(observers, Iterable):
+        raise InputError(f"observers should be a list of observers, not {observers!r}")
+    observers = tuple(observers)
+    for observer in observers:
+        require_methods("an observer", observer, Observer)
     with collector_paused():
         job = make_job(
             graph,

@@ -219,7 +219,10 @@ def generate(
             f"{name} has one stage a rank, not {chunks} chunks; with several chunks: {several}",
             reason=f"{name} has one stage a rank",
         )
-    return with_recompute(_family(name)(**sizes, **taken), checkpoint)
+    made = _family(name)(**sizes, **taken)
+    if not isinstance(made, Schedule):
+        raise InputError(f"the pipeline schedule {name!r} should return a Schedule, not {made!r:.60}")
+    return with_recompute(made, checkpoint)
 
 
 def _own(name: str) -> dict[str, Parameter]:

@@ -18,7 +18,8 @@ from array import array
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import Any, Final
 
 from policies.option_checks import whole
 from policies.serving.kv_blocks import KvBlocks
@@ -160,6 +161,20 @@ class Step:
     finished: list[Request] = field(default_factory=list)
 
 
+_PARTS: Final[dict[str, Any]] = {
+    each.name: each.default_factory for each in fields(Step) if callable(each.default_factory)
+}
+
+
+def check_step(step: object, whose: str) -> None:
+    """Raise unless what a batcher's method made is a step, of mappings and lists."""
+    if not isinstance(step, Step):
+        raise InputError(f"{whose} should return a Step, not {step!r:.60}")
+    for name, kind in _PARTS.items():
+        if not isinstance(given := getattr(step, name), kind):
+            raise InputError(f"{whose}: the {name} of a step should be a {kind.__name__}, not {given!r:.60}")
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class Batcher:
     """Decides which requests run in the next step; override `fill`, and if needed `arrive` and `ended`.
@@ -235,6 +250,7 @@ class Batcher:
         """Return the next step; it has no tokens if nothing can run."""
         step = Step()
         self.fill(step)
+        check_step(step, f"{type(self).__name__}.fill")
         for request in step.preempted:
             request.whole = request.known + request.in_flight
             request.computed = request.drafts = request.sampled = 0

@@ -268,8 +268,10 @@ def run_case(
     if fits and not any(expectation.what == "fits" for expectation in expectations):
         case.work.fits(trace, True)
     placement = case.decisions.placement
-    tried = () if placement is None else tuple(placement.tried)
-    return Result(case, trace, expectations, tried, recordings, training, new_tables)
+    tried = () if placement is None else placement.tried
+    if not isinstance(tried, Sequence) or not all(isinstance(one, Tried) for one in tried):
+        raise InputError(f"{type(placement).__name__}.tried should be a sequence of Tried, not {tried!r:.60}")
+    return Result(case, trace, expectations, tuple(tried), recordings, training, new_tables)
 
 
 def names_of(job: Job, recoveries: Sequence[str] = ()) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import simpy
 
-from policies.serving.batcher import Batcher, Request, Step
+from policies.serving.batcher import Batcher, Request, Step, check_step
 from policies.serving.routers import RequestRouter
 from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, StuckError, list_names
@@ -250,10 +250,11 @@ class Serve:
     def begin(self, replica: int, step: Step, pulled: dict[Request, int]) -> int:
         """Start a step and the pulls that it asks for; return its end."""
         now, number = self.now, len(self.passes)
+        whose = f"{type(self.engines[replica]).__name__}.schedule"
+        check_step(step, whose)
         if len(step.contexts) != len(step.tokens):
-            whose = type(self.engines[replica]).__name__
             what = f"{len(step.contexts)} contexts, should be one for each of {len(step.tokens)} requests"
-            raise InputError(f"{whose}.schedule returned a step with {what}; fill(step) would need none")
+            raise InputError(f"{whose} returned a step with {what}; fill(step) would need none")
         start_ns = end_ns = now
         if step.tokens:
             start_ns = max(now + self.host_ns, self.free_ns[replica])

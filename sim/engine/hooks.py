@@ -25,7 +25,7 @@ def tell(observers: list[Observer], what: str, task: Task) -> None:
     for observer in tuple(observers):
         try:
             getattr(observer, what)(task)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             observers.remove(observer)
             warnings.warn(
                 f"observer {observer!r} raised {error!r} and was dropped", RuntimeWarning, stacklevel=2

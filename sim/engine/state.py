@@ -12,7 +12,7 @@ import simpy
 
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InfeasibleError, InputError
-from sim.base.options import whole_numbers
+from sim.base.options import require_call, whole_numbers
 from sim.engine.breakdowns import Breakdowns, Paced
 from sim.engine.communicators import Communicators
 from sim.engine.failing_ops import Failing
@@ -313,6 +313,9 @@ class RunState:
             else None
             for d, device in enumerate(machine.devices)
         ]
+        for device, processor in zip(machine.devices, self.processors, strict=True):
+            if processor is not None:
+                require_call(f"the processor of {device.name!r}", processor, "task", method="start")
         self.messages = array("q")  # flattened fields of each `Message` in turn
         self.network = make_network(job, self.flow, context)
         if conditions is not None:

@@ -201,6 +201,12 @@ def test_a_pool_of_prompts_that_is_full_waits_for_pulls() -> None:
             "return Step(dict.fromkeys(self.admitted(), 1))",
             "should be one for each of 1",
         ),
+        ("schedule(self, now)", "pass", "Mine.schedule should return a Step, not None"),
+        (
+            "fill(self, step)",
+            "step.tokens = None",
+            "Mine.fill: the tokens of a step should be a dict, not None",
+        ),
     ],
 )
 def test_a_mistake_of_a_batcher_is_told(tmp_path: Path, method: str, line: str, message: str) -> None:

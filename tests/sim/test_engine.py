@@ -416,17 +416,33 @@ def test_observers_change_nothing() -> None:
 class Broken:
     """Raises when told of a start."""
 
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
     def started(self, task: Task) -> None:
-        raise ValueError("no")
+        raise self.error
 
     def ended(self, task: Task) -> None:
-        raise ValueError("no")
+        raise self.error
 
 
-def test_a_broken_observer_is_dropped_with_a_warning() -> None:
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1)])
+def test_a_broken_observer_is_dropped_with_a_warning(error: BaseException) -> None:
     with pytest.warns(RuntimeWarning, match="was dropped"):
-        trace = simulate(graph_of(FIVE), Machine((cpu(1),)), ReadyQueue(), observers=[Broken()])
+        trace = simulate(graph_of(FIVE), Machine((cpu(1),)), ReadyQueue(), observers=[Broken(error)])
     assert trace.makespan_ns == 50
+
+
+def test_observers_and_processors_of_another_form_are_refused() -> None:
+    def refused(says: str, processor: Any = None, **given: Any) -> None:
+        machine = Machine((Device("gpu0", processor=processor),))
+        with pytest.raises(InputError, match=says):
+            simulate(graph_of(FIVE), machine, ReadyQueue(), **given)
+
+    refused("observers should be a list of observers, not 3", observers=3)
+    refused(r"an observer should have a method started\(task\); int has none", observers=[5])
+    refused(r"the processor of 'gpu0' should take \(device, context\): too many", lambda device: None)
+    refused(r"the processor of 'gpu0' should have a method start\(task\)", lambda device, context: 5)
 
 
 def test_a_pool_runs_its_cpu_and_launches_for_a_gpu() -> None:

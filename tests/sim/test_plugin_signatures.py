@@ -18,6 +18,7 @@ from sim import Task
 from sim.base import plugins
 from sim.base.errors import InputError
 from sim.base.options import require_call
+from sim.job.places import PinnedPlacement
 
 Put = Callable[[str, object], None]
 
@@ -89,6 +90,15 @@ def test_a_decision_of_another_form(put: Put, tmp_path: Path, group: str, key: s
     assert f"policy.{key}: the {plugins.GROUPS[group]} 'mine' should have a method {method}" in line
 
 
+def test_what_a_placement_tried_is_a_sequence(put: Put, tmp_path: Path) -> None:
+    class Mine(PinnedPlacement):
+        tried: Any = 5
+
+    put("sim.placements", Mine)
+    line = refused(tmp_path / "s.yaml", "--set", "policy.placement=mine")
+    assert line == "Mine.tried should be a sequence of Tried, not 5"
+
+
 def test_a_policy_does_not_wait(put: Put, tmp_path: Path) -> None:
     class Mine(ReadyQueue):
         def ready(self, task: Task) -> Any:
@@ -105,15 +115,22 @@ def test_a_decision_that_no_option_can_make(put: Put, tmp_path: Path) -> None:
     assert "policy.streams: mine should be callable with options by name: missing a required" in line
 
 
-def test_a_pipeline_schedule_and_an_importer_of_another_form(put: Put, tmp_path: Path) -> None:
-    put("sim.pipelines", lambda ranks: None)
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda ranks: None, "should take (ranks, micro_batches): too many"),
+        (lambda ranks, micro_batches: None, "should return a Schedule, not None"),
+    ],
+)
+def test_a_pipeline_schedule_of_another_form(put: Put, tmp_path: Path, make: Any, says: str) -> None:
+    put("sim.pipelines", make)
     path = tmp_path / "p.yaml"
     path.write_text(
         "workload: {pipeline: {stages: 2, micro_batches: 2, forward: 1ms, backward: 2ms}}\npolicy: mine\n"
     )
     result = sim("run", path)
     assert result.exit_code == 2
-    assert "the pipeline schedule 'mine' should take (ranks, micro_batches): too many" in result.stderr
+    assert f"the pipeline schedule 'mine' {says}" in result.stderr
     put("sim.importers", SimpleNamespace(load=lambda path, batch=None: None))
     with pytest.raises(
         InputError, match=r"the importer 'mine' should have a method recognises\(name, head\);"
