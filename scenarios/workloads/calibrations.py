@@ -212,7 +212,7 @@ class CalibrationFields(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _begin(cls, given: Any) -> Any:
+    def _fill_from(cls, given: Any) -> Any:
         if not isinstance(given, dict) or not isinstance(name := given.get("from"), str):
             return given
         if name not in calibration_names():

@@ -108,7 +108,7 @@ def _communication_ns(training: Training) -> float:
 
 
 def _largest(training: Training) -> int:
-    layers = (training.time_unit(unit) for unit in training.each_stage[0].units if unit.boundary)
+    layers = (training.timed_part(unit) for unit in training.each_stage[0].units if unit.boundary)
     return max(of.parameters - of.expert_parameters for of in layers)
 
 

@@ -82,7 +82,7 @@ def test_what_a_module_reads_is_on_the_host_but_for_what_is_on_its_way() -> None
 def test_copies_that_a_layer_does_not_hide_show() -> None:
     """Forward and backward, by what they take longer than the layer."""
     fast = offloaded(1e30)
-    layer = fast.time_unit(fast.each_stage[0].units[1])
+    layer = fast.timed_part(fast.each_stage[0].units[1])
     forward, backward = layer.forward.ns, layer.backward.ns
     for copy, late in ((1.5 * forward, 0.5 * forward), (2 * backward, 3 * backward - forward)):
         slow = offloaded(READ / copy * 1e9)
@@ -125,7 +125,7 @@ def test_copies_that_a_window_does_not_hide_are_waited_for() -> None:
     Backward, which takes twice as long, hides them, but for that of the first layer.
     """
     (unit, *_) = (unit for unit in training(0).each_stage[0].units if unit.boundary)
-    layer = training(0).time_unit(unit)
+    layer = training(0).timed_part(unit)
     forward, backward = round(layer.forward.ns), round(layer.backward.ns)
     copy = 3 * forward
     assert 2 * forward < copy < 2 * backward

@@ -234,7 +234,7 @@ class _FsdpOrder(FullyShardHooks[int]):
 class _FsdpWriter(StepWriter):
     def __init__(self, training: Training) -> None:
         super().__init__(training)
-        first, *_, last = (training.time_unit(unit) for unit in self.stage.units)
+        first, *_, last = (training.timed_part(unit) for unit in self.stage.units)
         width, held = training.parameter_bytes, (self.memory(first.units[0]), self.memory(last.units[0]))
         self.parameters: dict[str, tuple[int, int]] = {}
         """Parameters of each module: all but its experts', and its experts'."""
@@ -264,7 +264,7 @@ class _FsdpWriter(StepWriter):
 
     def layer(self, name: str, unit: CheckpointUnit) -> None:
         """Add the blocks of a layer."""
-        of, held = self.of.time_unit(unit), self.memory(unit)
+        of, held = self.of.timed_part(unit), self.memory(unit)
         there, back = self.waits(unit)
         self.parameters[name] = of.parameters - of.expert_parameters, of.expert_parameters
         gathered = of.parameters if self.shared else of.parameters - of.expert_parameters
@@ -391,7 +391,7 @@ def _runs(of: Training, unit: CheckpointUnit) -> list[tuple[str, _Weights, Stage
     model, found = of.model, list[tuple[str, _Weights, StagePart]]()
     words = {"words": -(-model.vocabulary // of.layout.tp) * model.hidden}
     for k, piece in enumerate(unit.pieces):
-        timed = of.time_unit(CheckpointUnit(piece.name, (piece,)))
+        timed = of.timed_part(CheckpointUnit(piece.name, (piece,)))
         first = unit.pieces.index(piece)  # a head repeated for a further token has the same weights
         weights = {f"{unit.name}/{first}": timed.parameters} if timed.parameters else {}
         if piece.name == "embedding" or (piece.name == "head" and model.tied):

@@ -312,7 +312,7 @@ class Training(RankOptions):
 
     def _stage(self, s: int) -> StagePart:
         units = self._units(s)
-        timed = [self.time_unit(unit) for unit in units]
+        timed = [self.timed_part(unit) for unit in units]
         table = -(-self.model.vocabulary // self.layout.tp) * self.model.hidden
         first = s == 0 and not (self.model.tied and self.stages == 1)  # otherwise the head has them
         last = s == self.stages - 1
@@ -363,7 +363,7 @@ class Training(RankOptions):
             forward=stage.forward.held_up(forward), input_grad=stage.input_grad.held_up(backward)
         )
 
-    def time_unit(self, unit: CheckpointUnit) -> StagePart:
+    def timed_part(self, unit: CheckpointUnit) -> StagePart:
         """Return the parameters of a unit, and its time by kind."""
         found = self._timed.get(unit.pieces)
         if found is None:
