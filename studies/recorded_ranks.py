@@ -205,7 +205,7 @@ def main(
     folder: Annotated[Path, typer.Argument(help="traces of all ranks of a job")],
     slow: Annotated[int, typer.Option(help="the rank that is slow")] = 2,
 ) -> None:
-    """Print the tables."""
+    """Print the recorded and the simulated times of each rank, and what a slow rank costs the others."""
     graph = load_ranks(folder)
     print("As recorded, and run together (ms):\n")
     of = ["recorded", "simulated", "off by"]
