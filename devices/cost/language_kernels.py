@@ -162,21 +162,25 @@ def attention_work(s: Sizes, sheet: Sheet, dtype: str, causal: bool = True) -> K
 
 _LONGEST: Final = 16384
 """Tokens of the longest prefill that was measured, and so the last knot of its grids."""
+_FILL: Final = 16
+"""Heads x batch of the longest prefill whose rate no more of them change much. With the grids cut at 2,048 to
+8,192 tokens, longer prefills of few heads are predicted nearer by this, and those of many are not."""
 
 
 def attention_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     """Return sizes, what a window leaves to be seen, and heads a key-value head.
 
-    A sequence longer than any that was measured counts as several of that length: as many thread blocks.
+    A sequence longer than any that was measured counts as several of that length, which have as many thread
+    blocks, until these fill a GPU.
     """
     batch, length, heads, kv, dim, window, seen = _attention_sizes(s)
-    measured = np.minimum(length, _LONGEST)
+    measured, rows = np.minimum(length, _LONGEST), batch * heads
     return {
         "seq_len": log2(measured),
         "seen": log2(seen),
         "cut": log2(length / seen),
         "batch": log2(batch),
-        "rows": log2(batch * heads * (length / measured)),
+        "rows": log2(np.maximum(rows, np.minimum(rows * (length / measured), _FILL))),
         "group": log2(heads / kv),
         "head_dim": log2(dim),
         "kv_rows": log2(batch * kv),
