@@ -180,9 +180,9 @@ def tuning_figure(tuning: Tuning, against: str | None = None) -> Figure:
     against : str, optional
         Another result to minimize.
     """
-    from matplotlib.figure import Figure
+    from sim.plot.shown import ShownFigure
 
-    figure = Figure(figsize=(12.0 if against else 7.0, 4.2), layout="constrained")
+    figure = ShownFigure(figsize=(12.0 if against else 7.0, 4.2), layout="constrained")
     axes = figure.subplots(1, 2 if against else 1, squeeze=False)[0]
     progress_plot(tuning, axes[0])
     if against:

@@ -181,6 +181,13 @@ def test_the_winner_is_a_scenario_that_does_the_same(tmp_path: Path) -> None:
     assert plot.stat().st_size > 5000
 
 
+def test_a_name_in_the_picture_is_no_formula(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO.replace("cpu0", r"$\z$").replace("expect: {makespan: 40us}\n", ""))
+    goal = ("--vary", r"machine.devices.$\z$.cores=1,2", "--minimise", r"compute.$\z$")
+    assert sim("tune", path, *goal, "--plot", tmp_path / "p.png").exit_code == 0
+
+
 @pytest.mark.slow
 def test_any_number_of_processes_finds_the_same(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
