@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from scenarios.file.document import Loc
 from scenarios.file.faults import in_order
-from scenarios.file.yaml_read import Place
 from scenarios.run.machine_conditions import OF_MACHINES, Rule
 from sim.base.errors import ScenarioError
 from sim.base.units import parse_duration
@@ -307,10 +306,20 @@ def refuse_without_effect(case: Case) -> None:
     ScenarioError
         One line per key, with its place, why it has no effect, and what to do.
     """
+    document = case.scenario.document
+    lines = {
+        str(document.error(loc, f"has no effect: {rule.why}")): document.place(loc)
+        for loc, rule in keys_without_effect(case)
+    }
+    if lines:
+        raise in_order(lines)
+
+
+def keys_without_effect(case: Case) -> Iterator[tuple[Loc, Rule]]:
+    """Yield the paths of the keys that have no effect in a run, each with its rule."""
     document, base = case.scenario.document, case.base.document
     if document.changed == {"--vary"}:  # only a sweep set the values of this point
         return
-    lines: dict[str, Place] = {}
     for rule in RULES:
         for loc in document.matching(*rule.keys):
             if loc[0] == "compare" and loc[:2] != case.decisions.loc:
@@ -322,9 +331,7 @@ def refuse_without_effect(case: Case) -> None:
             everybodys = in_file and loc[0] != "compare" and place == base.place(loc)
             asked = chain([case], _others(case) if everybodys else ())
             if not any(rule.holds(each, loc) for each in asked):
-                lines[str(document.error(loc, f"has no effect: {rule.why}"))] = place
-    if lines:
-        raise in_order(lines)
+                yield loc, rule
 
 
 def _others(case: Case) -> Iterator[Case]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import accumulate
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +13,7 @@ import yaml
 
 from scenarios.fields.results import RESULTS, column_of_result, label_result
 from scenarios.file.document import Document
+from scenarios.run.conditions import keys_without_effect
 from scenarios.run.scenario import scenario_of
 from scenarios.variants.tune import Tuning
 from scenarios.variants.variant import attempt
@@ -136,7 +139,7 @@ def write_found(
         A file cannot be written.
     """
     left_out = ("compare", "expect", "extends")
-    found = {key: value for key, value in document.root.plain().items() if key not in left_out}
+    found: Any = {key: value for key, value in document.root.plain().items() if key not in left_out}
     written = []
     if follows is not None:
         plan = Path(path).with_suffix(".plan.json")
@@ -145,13 +148,20 @@ def write_found(
         replay = {"name": "replay", "file": plan.name}
         found["policy"] = {**replay, "synchronisation": follows, "placement": replay, "streams": replay}
     found["expect"] = expect
-    text = yaml.dump(found, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110)
-    write_text(path, f"# {head}\n{text}")
+    case = scenario_of(Document.from_text(_as_yaml(found), Path(path).parent, document.allowed)).case()
+    for loc, _ in sorted(keys_without_effect(case), key=lambda each: -len(each[0])):
+        del reduce(getitem, loc[:-1], found)[loc[-1]]  # the settings may have left it so
+    write_text(path, f"# {head}\n{_as_yaml(found)}")
     if follows is not None:
         again = attempt(scenario_of(Document.read(path, document.allowed)).case()).result
         if again is None or not np.array_equal(_starts(again.trace), _starts(trace)):
             write_text(plan, trace.plan(timed=True).to_json())
     return [path, *written]
+
+
+def _as_yaml(found: Any) -> str:
+    text: str = yaml.dump(found, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110)
+    return text
 
 
 def _starts(trace: Trace) -> IntArray:

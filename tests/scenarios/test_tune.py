@@ -188,6 +188,15 @@ def test_a_name_in_the_picture_is_no_formula(tmp_path: Path) -> None:
     assert sim("tune", path, *goal, "--plot", tmp_path / "p.png").exit_code == 0
 
 
+def test_the_winner_has_no_key_that_its_settings_leave_without_effect(tmp_path: Path) -> None:
+    path, out = tmp_path / "s.yaml", tmp_path / "best.yaml"
+    model = "model: {layers: 2, hidden: 64, heads: 4, vocabulary: 128}, calibration: h100-sxm, sequence: 32"
+    parallel = "parallel: {tp: 2, sequence_parallel: false}"
+    path.write_text(f"workload: {{train: {{{model}, batch: 2, {parallel}}}}}\n")
+    sim("tune", path, "--vary", "workload.train.parallel.tp=1", "--budget", 1, "--out", out)
+    assert sim("check", out).exit_code == 0
+
+
 @pytest.mark.slow
 def test_any_number_of_processes_finds_the_same(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
