@@ -193,7 +193,7 @@ def document(**changes):
         (document(schema="sim.graph/2"), "schema: should be 'sim.graph/1', not 'sim.graph/2'"),
         (b'{"name": "g", "ops": [{"name": "a"}]}', "the file: the key 'schema' is missing"),
         (document(ops=[{"kind": "relu"}]), "ops[0]: the key 'name' is missing"),
-        (document(ops=[]), "ops: list should have at least 1 item"),
+        (document(ops=[]), "ops: should have at least 1 item"),
         (document(ops=[{"name": "a", "flop": 3}]), "ops[0] (a).flop: no such key; did you mean 'flops'?"),
         (document(ops=[{"name": "a", "flops": "3"}]), "ops[0] (a).flops: should be a whole number, not '3'"),
         (document(ops=[{"name": "a", "flops": 1.5}]), "ops[0] (a).flops: should be a whole number"),

@@ -72,7 +72,7 @@ def test_a_training_step_of_resnet_50() -> None:
     )  # under pressure it gives back
     assert rows["counted"].makespan_ns > 10 * rows["caching"].makespan_ns
     assert rows["caching"].makespan_ns > rows["pool"].makespan_ns
-    assert markdown(list(rows.values())).count("\n") == 1 + len(rows)
+    assert markdown(list(rows.values())).count("\n") == 2 + len(rows)
 
 
 @pytest.mark.parametrize("lifetime", ["issue", "execution"])
