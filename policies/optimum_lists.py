@@ -213,9 +213,7 @@ class Lists:
             a = rng.choice([lane for lane, much in enumerate(over) if much > 0] or [0])
             others = [lane for lane in range(len(lanes)) if lane != a]
             b = rng.choice([lane for lane in others if over[lane] or rng.random() < _AGAIN] or others)
-            new, lane = self.starts(
-                self._exchange_by_rank(lanes[a], lanes[b], start, over[a], unit, few, rng)
-            )
+            new, lane = self.starts(self._exchange(lanes[a], lanes[b], start, over[a], unit, few, rng))
             there, above = self._lanes(new, lane, tail, least)
             if sum(max(0, x) for x in above) <= max(little, sum(max(0, x) for x in over)):
                 start, lanes, over = new, there, above
@@ -237,7 +235,7 @@ class Lists:
         lanes = [max(own[::-1], key=lambda run: min(len(run), _RUN)) for own in runs]
         return lanes, [max((starts[k] + tail[k] for k in lane), default=0) - least for lane in lanes]
 
-    def _exchange_by_rank(
+    def _exchange(
         self, a: list[int], b: list[int], start: IntArray, much: int, unit: int, few: int, rng: Random
     ) -> FloatArray:
         """Return keys with some tasks of two lanes exchanged, so that the first gets shorter by so much."""

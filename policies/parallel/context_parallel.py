@@ -303,7 +303,7 @@ def _on_compute(attributes: Mapping[str, Any]) -> dict[str, Any]:
 class AllGather(Tokens):
     """Every rank gathers all keys and values and waits for them."""
 
-    def gather_for(self, of: OpEntry, parts: Parts) -> list[str]:
+    def gather(self, of: OpEntry, parts: Parts) -> list[str]:
         """Gather keys, then values."""
         sizes = [self.c * nbytes for nbytes in parts.sizes[1:]]
         return [
@@ -315,14 +315,14 @@ class AllGather(Tokens):
         """Gather, then compute attention of the rank's queries."""
         of = Parts(self, a)
         outputs = [self.nbytes(a.tensor(k)) for k in range(len(a.outputs))]
-        self.compute(a, a.name, [of.q, *self.gather_for(a, of)], outputs, sum(self.shares(a), Fraction(0)))
+        self.compute(a, a.name, [of.q, *self.gather(a, of)], outputs, sum(self.shares(a), Fraction(0)))
 
     def backward(self, g: OpEntry) -> None:
         """Gather again, compute, and sum the gradients of keys and values over ranks."""
         a, dy = self.attention_of(g)
         of = Parts(self, a)
         dq, *whole = of.sizes[0], *(self.c * nbytes for nbytes in of.sizes[1:])
-        reads = [dy, of.q, *self.gather_for(g, of), a.name]
+        reads = [dy, of.q, *self.gather(g, of), a.name]
         made = self.compute(g, f"{g.name}/block", reads, (dq, *whole), sum(self.shares(a), Fraction(0)))
         kept = [made]
         for k, (what, nbytes) in enumerate(zip("kv", whole, strict=True), start=1):
