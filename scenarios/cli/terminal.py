@@ -17,13 +17,12 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 import typer
 
-from sim.base.plugins import GROUPS
+from sim.base.plugins import packages_of_plugins
 
 _CONTROL: Final = re.compile(
     r"\x1b\[[01]m|([\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff])"
@@ -117,7 +116,7 @@ def place_of_other_code(error: BaseException) -> str | None:
     except packages that register plugins. Frames of another process are available as text only.
     """
     libraries = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
-    plugins = {each.module.split(".")[0] for group in GROUPS for each in entry_points(group=group)}
+    plugins = packages_of_plugins(tuple(sys.path))
     calls: list[tuple[Path, int, str]] = []
     each: BaseException | None = error
     while each is not None:  # SimPy raises what a process has raised again, as a cause
