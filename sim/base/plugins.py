@@ -270,7 +270,7 @@ def unregister(group: str, name: str) -> None:
 
 
 @functools.cache
-def _installed(path: tuple[str, ...]) -> Any:
+def _all_entry_points(path: tuple[str, ...]) -> Any:
     """Return the entry points of every installed distribution; `path` (sys.path) is the cache key."""
     from importlib.metadata import entry_points
 
@@ -280,7 +280,9 @@ def _installed(path: tuple[str, ...]) -> Any:
 @functools.cache
 def packages_of_plugins(path: tuple[str, ...]) -> set[str]:
     """Return the top-level packages in which registered plugins are; `path` (sys.path) is the cache key."""
-    return {each.module.split(".")[0] for group in GROUPS for each in _installed(path).select(group=group)}
+    return {
+        each.module.split(".")[0] for group in GROUPS for each in _all_entry_points(path).select(group=group)
+    }
 
 
 @functools.cache
@@ -288,7 +290,7 @@ def _plugins(group: str, path: tuple[str, ...]) -> dict[str, _Plugin]:
     """Return the entry points of `group`, one per name; `path` (sys.path) is the cache key."""
     found = [
         _Plugin(group, entry.name, entry.value, entry.dist.name if entry.dist is not None else "(unknown)")
-        for entry in _installed(path).select(group=group)
+        for entry in _all_entry_points(path).select(group=group)
     ]
     if _own_entry_points():  # an installed copy may be older than the checkout
         found = [plugin for plugin in found if plugin.distribution != _DISTRIBUTION]
