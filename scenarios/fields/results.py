@@ -381,7 +381,7 @@ def label_result(axis: XAxis | YAxis, what: str) -> None:
             one = byte_unit(int(vmax))[0] if unit is _BYTES else 1
             return one * np.asarray(super().tick_values(vmin / one, vmax / one))
 
-    axis.set_label_text(what)
+    axis.set_label_text(what, parse_math=False)
     axis.set_major_locator(Round(nbins=5 if axis.axis_name == "x" else 8, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y) if y else "0")
 

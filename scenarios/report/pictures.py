@@ -68,7 +68,8 @@ def draw_what_ifs(name: str, rows: Sequence[Row], ax: Axes | None = None) -> Axe
     shares = [100 * ns / base_ns if base_ns else 0.0 for ns in saved]
     blue, red = OKABE_ITO[0], OKABE_ITO[5]
     ax.barh(range(len(others)), shares, color=[red if share < 0 else blue for share in shares], height=0.7)
-    ax.set_yticks(range(len(others)), [elide(each["label"], 60) for each in others], fontsize=8)
+    labels = [elide(each["label"], 60) for each in others]
+    ax.set_yticks(range(len(others)), labels, fontsize=8, parse_math=False)
     ax.invert_yaxis()
     for row, (share, ns) in enumerate(zip(shares, saved, strict=True)):
         ax.annotate(f" {format_duration(ns, digits=3)}", (max(share, 0.0), row), va="center", fontsize=8)
@@ -141,11 +142,11 @@ def sweep_plot(
         label = f"{len(lines) - len(named):,} others" if k is None else elide(name)
         [handles[label]] = ax.plot(at, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2)
     shown = [elide(value, 30) for value in order]
-    turned: dict[str, Any] = {}
+    turned: dict[str, Any] = {"parse_math": False}
     if sum(map(len, shown)) > _ONE_LINE:
-        turned = {"rotation": 25, "ha": "right"}
+        turned |= {"rotation": 25, "ha": "right"}
     ax.set_xticks([place[value] for value in order], shown, **turned)
-    ax.set_xlabel(settings[0].removeprefix("varied "))
+    ax.set_xlabel(settings[0].removeprefix("varied "), parse_math=False)
     label_result(ax.yaxis, what)
     ax.set_ylim(bottom=0)
     plain(ax)

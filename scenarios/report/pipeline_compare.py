@@ -143,4 +143,5 @@ def _name_apart(
         dx, dy = beside[best]
         thin = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
         line_to = thin | {"relpos": (0.5, 0 if dy > 0 else 1)} if best >= _NEAR else None
-        ax.annotate(name, place, (dx, dy + 2), textcoords="offset points", fontsize=8, arrowprops=line_to)
+        look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "parse_math": False}
+        ax.annotate(name, place, (dx, dy + 2), arrowprops=line_to, **look)

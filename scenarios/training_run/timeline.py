@@ -121,7 +121,7 @@ def timeline(lives: Mapping[str, Life]) -> Figure:
     for (name, found), ax in zip(bars.items(), axes, strict=True):
         scale = scale_time(ax, until)
         draw_bars(ax, found, _COLOURS, until)
-        ax.set_yticks(range(len(found.lanes)), found.lanes, fontsize=7)
+        ax.set_yticks(range(len(found.lanes)), found.lanes, fontsize=7, parse_math=False)
         ax.set_ylim(len(found.lanes) - 0.5, -0.5)
         ax.set_xlim(0, until / scale)
         plain(ax, f"{name}: goodput {100 * lives[name].goodput:.1f}%")

@@ -117,7 +117,8 @@ def name_lanes(ax: Axes, lanes: Sequence[str], points: float) -> None:
     """
     step = max(1, int(np.ceil(_SMALLEST / max(points, 0.01))))
     size = float(np.clip(0.8 * points * step, _SMALLEST, _LARGEST))
-    ax.set_yticks(range(0, len(lanes), step), [elide(lane) for lane in lanes[::step]], fontsize=size)
+    names = [elide(lane) for lane in lanes[::step]]
+    ax.set_yticks(range(0, len(lanes), step), names, fontsize=size, parse_math=False)
     ax.set_ylim(max(len(lanes), 1) - 0.5, -0.5)
 
 
@@ -314,7 +315,7 @@ def write_names(
         y = bars.lane[k] - HEIGHT / 2 + (bars.level[k] + 0.5) * height
         faint = pale is not None and bool(pale[k])
         middle = (bars.start[k] + bars.end[k]) / 2 / scale
-        where: dict[str, Any] = {"ha": "center", "va": "center", "clip_on": True}
+        where: dict[str, Any] = {"ha": "center", "va": "center", "clip_on": True, "parse_math": False}
         colour = ink() if faint or is_print() else ink_on(fills[int(bars.kind[k])])
         if is_print():  # hatches would be read as letters
             where["bbox"] = {"facecolor": paper(), "linewidth": 0, "pad": 0.6, "clip_on": True}

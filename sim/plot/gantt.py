@@ -219,7 +219,7 @@ def compare_gantt(
         for below, strip in zip(strips, run.shown, strict=True):
             draw_strip(below, strip, colours, sizes[strip.kind], until)
         if run.note:
-            strips[0].set_title(run.note, loc="left", fontsize=8)
+            strips[0].set_title(run.note, loc="left", fontsize=8, parse_math=False)
         ax.axvline(trace.makespan_ns / time_unit(until)[0], color=ink(), linewidth=0.8, linestyle=":")
         for each in (ax, *strips):
             each.label_outer()

@@ -216,4 +216,6 @@ def add_legend(
     if is_print():  # a hatch needs room to be recognised
         place |= {"handlelength": 3.0, "handleheight": 1.7, "labelspacing": 0.8}
     labels = [fill(label, _WIDTH, break_long_words=False) for label in handles]
-    where.legend(handles.values(), labels, frameon=False, fontsize=8, handler_map=several, **place)
+    legend = where.legend(handles.values(), labels, frameon=False, fontsize=8, handler_map=several, **place)
+    for text in legend.get_texts():
+        text.set_parse_math(False)

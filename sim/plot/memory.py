@@ -476,7 +476,7 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, 
     )
     # Across, as a long name is wider than the strip is high
     name = f"{elide(strip.device)}\n({size.name})"
-    ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+    ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, parse_math=False)
     ax.set_xlim(0, until_ns / scale)
     ax.set_ylim(0, 1.35 * size.top_bytes / size.unit)  # room for the peak's label
     ax.locator_params(axis="y", nbins=3)

@@ -8,21 +8,11 @@ from __future__ import annotations
 
 import io
 
-from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 
 class ShownFigure(Figure):
-    """A figure with IPython's protocol for pictures (``_repr_png_``), in which names are no formulas."""
-
-    def draw(self, renderer: RendererBase) -> None:
-        """Draw it, a ``$`` in a name like any letter; only labels of logarithmic axes are formulas."""
-        for text in self.findobj(Text):
-            assert isinstance(text, Text)
-            if not text.get_text().startswith("$\\mathdefault"):
-                text.set_parse_math("$" not in text.get_text())
-        super().draw(renderer)
+    """A figure with IPython's protocol for pictures (``_repr_png_``)."""
 
     def _repr_png_(self) -> bytes:
         picture = io.BytesIO()

@@ -186,7 +186,7 @@ def plain(ax: Axes, title: str | None = None, grid: Literal["x", "both"] | None 
     """Remove the frame's right and upper sides, set the title on the left, and draw a grid behind all."""
     ax.spines[["top", "right"]].set_visible(False)
     if title:
-        ax.set_title(title, loc="left", fontsize=10)
+        ax.set_title(title, loc="left", fontsize=10, parse_math=False)
     if grid:
         ax.grid(axis=grid, linewidth=0.4, alpha=0.5)
         ax.set_axisbelow(True)

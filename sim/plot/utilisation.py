@@ -142,7 +142,7 @@ def link_heat_map(
     drawn = ax.pcolormesh(edges / scale, rows, 100 * shares, cmap=colours, vmin=0, vmax=100, rasterized=True)
     ax.hlines(rows[1:-1], 0, until / scale, color=ink(), linewidth=0.2, alpha=0.5)
     names = [f"{elide(load.link)}  {100 * load.mean:.1f} %" for load in shown]
-    ax.set_yticks(range(len(shown)), names, fontsize=8)
+    ax.set_yticks(range(len(shown)), names, fontsize=8, parse_math=False)
     ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.set_xlim(0, until / scale)
     note = f"without {left_out} links that are used less" if left_out else ""

@@ -13,6 +13,7 @@ from drawn_runs import draw_run
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from devices.memory.registry import MemorySpec
@@ -372,8 +373,9 @@ def test_a_notebook_shows_a_figure_as_a_picture() -> None:
 
 
 def test_a_name_is_no_formula() -> None:
-    figure = gantt(two_streams((r"$\x$", r"$\frac$", "conv"))).figure
-    figure.draw_without_rendering()  # type: ignore[union-attr]
+    figure = Figure()  # a user's own
+    gantt(two_streams((r"$\x$", r"$\frac$", "conv")), figure.subplots(), title=r"$\y$")
+    figure.draw_without_rendering()
 
 
 def test_kinds_of_one_colour_are_one_entry_of_the_legend() -> None:
