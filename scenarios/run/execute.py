@@ -406,7 +406,7 @@ def memory_of(case: Case, job: Job, recordings: Recordings | None = None) -> Ten
         specs[name] = replace(specs[name], options={**specs[name].options, "virtual_devices": parts})
     policy = case.decisions.policy
     if planned and (order := order_of(policy, job)) is not None and order.window != 1:
-        raise document.error(planned[0], PLAN_NEEDS_PROGRAM.format(type(policy).__name__))
+        raise document.error(planned[0], PLAN_NEEDS_PROGRAM.format(case.decisions.label))
     ahead = policy.synchronisation == "issue"
     at_start = ahead and planned and len(make_flow(job).tensor) > 0
     if at_start and fields.lifetime == "issue":

@@ -365,7 +365,7 @@ def test_a_plan_is_for_program_order_and_a_second_worker_waits_for_its_place(tmp
     )
     assert run_scenario(load_scenario(path)).trace.makespan_ns == 90_000
     for other in ("ready-queue", "out-of-order", "critical-path"):
-        message = r"s\.yaml:3:\d+: memory\.allocator: .* takes ops in another; choose in-order"
+        message = rf"s\.yaml:3:\d+: memory\.allocator: .* and {other} takes ops in another; choose in-order"
         with pytest.raises(ScenarioError, match=message):
             run_scenario(load_scenario(path, sets=[f"policy={other}"]))
 
