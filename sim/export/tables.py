@@ -188,7 +188,8 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
         )
         write_bytes(path, text.getvalue().encode())
     elif name.endswith((".json", ".json.gz")):
-        write_bytes(path, json_rows(table.astype(object).where(table.notna(), None).to_dict("records")))
+        known = table.replace([np.inf, -np.inf], np.nan).notna()  # JSON has no other numbers
+        write_bytes(path, json_rows(table.astype(object).where(known, None).to_dict("records")))
     elif name.endswith(".parquet"):
         with extra("parquet", "writing Parquet files"):
             import pyarrow  # noqa: F401

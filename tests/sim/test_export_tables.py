@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from drawn_runs import draw_run
@@ -169,8 +170,8 @@ def test_files_read_back(tmp_path: Path, ending: str) -> None:
 
 def test_numbers_in_json_are_exact(tmp_path: Path) -> None:
     rows = [{"share": 0.1 + 0.2, "n": 2**62, "word": "a"}, {"share": None, "n": 1, "word": "b/c"}]
-    write_table(pd.DataFrame(rows), tmp_path / "t.json")
-    assert json.loads((tmp_path / "t.json").read_text()) == rows
+    write_table(pd.DataFrame([*rows, {**rows[0], "share": np.inf}]), tmp_path / "t.json")
+    assert json.loads((tmp_path / "t.json").read_text()) == [*rows, {**rows[0], "share": None}]
 
 
 def test_bytes_depend_on_the_trace_alone(tmp_path: Path, root: Path) -> None:
