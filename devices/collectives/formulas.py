@@ -321,10 +321,14 @@ class Formula:
             }
             if self.bandwidth is not None:
                 rates["out", a] = rates["in", b] = self.bandwidth
+            limits = [rate for _, link in links if (rate := link.connection_bytes_per_s) is not None]
+            if limits:
+                rates["connection", a, b] = min(limits)
             slowest = min(rates.values(), default=None)
             latency_ns = self.latency_ns + machine.latency_ns([k for k, _ in links])
             fifo = [link for _, link in links if link.sharing == "fifo"]
             queues = tuple([(link.bandwidth_bytes_per_s, link.chunk_bytes) for link in fifo])
+            queues += ((min(limits), None),) if fifo and limits else ()
             key = latency_ns, slowest, queues, None if even else share
             if key not in found:
                 found[key] = _alone(latency_ns, slowest, queues, share)

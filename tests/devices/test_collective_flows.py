@@ -77,6 +77,18 @@ def test_alone_flows_take_what_the_formula_says(
     assert formula_ns - 1 <= flows_ns <= formula_ns + steps * (1 + messages)
 
 
+@pytest.mark.parametrize("sharing", ["shared", "serial", "independent", "fifo"])
+def test_a_connection_limits_both(sharing: str) -> None:
+    """Six steps of 21 MB at a connection's 5.25 GB/s, over links of 10.5 GB/s, and 24 us for each message."""
+    links: list[object] = [
+        {"from": "gpu*", "to": "switch", "bandwidth": "10.5GB/s", "transport": "tcp", "sharing": sharing}
+    ]
+    step_ns = 24_000 + (8_000_000 if sharing == "fifo" else 4_000_000)  # that of whole messages at each link
+    for name in ("flows", "formula"):
+        on = machine(4, {"model": name, "algorithm": "ring"}, links=links)
+        assert call("all_reduce", 84_000_000, 4, on).makespan_ns == 6 * step_ns
+
+
 @pytest.mark.parametrize("kind", ["all_reduce", "all_to_all", "broadcast"])
 @pytest.mark.parametrize("algorithm", ["ring", "direct"])
 def test_chunks_bring_store_and_forward_near_to_sharing(kind: str, algorithm: str) -> None:
