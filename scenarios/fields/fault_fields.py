@@ -20,7 +20,7 @@ in a run of many steps of equal length, with the same fields (`EventFields`, `Co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from pathlib import Path
@@ -103,6 +103,12 @@ def need_one(fields: Strict, keys: Sequence[str]) -> None:
     given = [key for key in keys if getattr(fields, key) is not None]
     if len(given) != 1:
         raise fault(f"needs one of {', '.join(keys)}; found {' and '.join(given) or 'none'}")
+
+
+def need_own_names(failures: Collection[str], slow_downs: Collection[str]) -> None:
+    """Raise if a failure and a slow-down have one name, by which both would come at the same times."""
+    if both := sorted({*failures} & {*slow_downs}):
+        raise fault(f"{both[0]!r} is the name of two causes", ("slow_downs", both[0]))
 
 
 class CountedFields(EventFields):
@@ -317,8 +323,7 @@ class FaultFields(Strict):
     def _consistent(self) -> Self:
         if not self.failures and not self.slow_downs:
             raise fault("needs failures or slow_downs")
-        if both := sorted(self.failures.keys() & self.slow_downs.keys()):
-            raise fault(f"{both[0]!r} is the name of two causes", ("slow_downs", both[0]))
+        need_own_names(self.failures, self.slow_downs)
         if self.checkpoint is not None and self.restart is None:
             raise fault("has no effect: nothing restarts; give restart", ("checkpoint",))
         return self

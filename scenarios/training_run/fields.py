@@ -24,7 +24,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from devices.describe.field_types import Bandwidth, Bytes, Duration, fault, quantity_schema, reader
 from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Whole
-from scenarios.fields.fault_fields import CountedFields, EventFields
+from scenarios.fields.fault_fields import CountedFields, EventFields, need_own_names
 from scenarios.fields.policy_fields import AnyChoice, Slowness
 from scenarios.file.document import Document, Loc
 from scenarios.training_run.plan import Checkpoints, Detection, Failure, SlowDown, TrainingPlan
@@ -228,6 +228,7 @@ class TrainingRun(Strict):
                 raise fault(f"{key}: is needed, more than 0: a cause of failure says detect: {word}")
             if word not in asked and given is not None:
                 raise fault(f"has no effect: no cause of failure says detect: {word}", (key,))
+        need_own_names(self.failures, self.slow_downs)
         machines = self.workers + self.spares
         if machines * self.devices > MOST_BUILT:
             message = f"{self.devices:,} of each of {machines:,} machines are more than {MOST_BUILT:,} in all"
@@ -247,7 +248,7 @@ class TrainingRun(Strict):
         Raises
         ------
         ScenarioError
-            A file of causes cannot be read, or two causes have the same name.
+            A file of causes cannot be read.
         """
         with document.placing(*loc, "failures"):
             failures = tuple(self._failures(document))

@@ -295,6 +295,10 @@ def test_lanes_of_the_picture() -> None:
             ["training_run.slow_downs={h: {at: [3s], worker: 0, duration: 0s, factor: 2}}"],
             "duration: should be greater than 0",
         ),
+        (
+            ["training_run.slow_downs={psu: {at: [3s], worker: 0, duration: 1s, factor: 2}}"],
+            "training_run.slow_downs.psu: 'psu' is the name of two causes",
+        ),
         (["workload.ops.step.fails=true"], "an op of the step may fail"),
         (["workload.ops.step.duration=0s"], "a step takes no time"),
     ],
