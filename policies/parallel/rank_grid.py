@@ -329,7 +329,7 @@ class OnRanks:
 
     def rewrite_ranks(self, there: Ranked) -> Ranked:
         """Return the ranks after the rewrite."""
-        raise InputError(f"{type(self).__name__} must define ranked(there)")
+        raise InputError(f"{type(self).__name__} must define rewrite_ranks(there)")
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph of all ranks after the rewrite."""

@@ -35,6 +35,7 @@ from scenarios.workloads.calibrations import (
 )
 from scenarios.workloads.train_report import Peak, changes_that_fit, check_fits, peaks_of
 from sim import Device, GraphBuilder, Machine, simulate
+from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, OutOfMemoryError
 from sim.explain.communication import exposed_communication
 from sim.explain.derived import DerivedColumns
@@ -419,7 +420,7 @@ def test_attention_that_writes_its_scores_runs_products() -> None:
 def test_groups_are_where_the_order_puts_them(
     t: int, c: int, p: int, d: int, order: list[str], node: int
 ) -> None:
-    """Against ranks written out: those of a group differ in its dimension alone."""
+    """Against ranks written out: those of a group differ in its dimension alone; all wait for the widest."""
     layout = ParallelLayout(tp=t, cp=c, pp=p, dp=d, order=tuple(order), node=node)
     sizes = {"tp": t, "cp": c, "pp": p, "dp": d}
     where = {}
@@ -429,9 +430,16 @@ def test_groups_are_where_the_order_puts_them(
             rest, at[name] = divmod(rest, sizes[name])
         where[rank] = at
     for names in (("tp",), ("cp",), ("pp",), ("dp",), ("cp", "dp")):
-        mine = [r for r, at in where.items() if all(not at[name] for name in order if name not in names)]
-        expected = RankGroup(len(mine), len({rank // node for rank in mine}))
+        groups = group_pairs((tuple(at[name] for name in order if name not in names), r)
+                             for r, at in where.items()).values()  # fmt: skip
+        nodes = max(len({rank // node for rank in group}) for group in groups)
+        expected = RankGroup(layout.ranks // len(groups), nodes)
         assert layout.group("_".join(reversed(names)) if len(names) > 1 else names[0]) == expected
+
+
+def test_a_group_that_crosses_nodes_makes_all_wait() -> None:
+    """On nodes of 8, ranks 0 to 5 are on one node, 6 to 11 on two; only rank 0's group had counted."""
+    assert ParallelLayout(tp=6, dp=4).group("tp") == RankGroup(6, 2)
 
 
 def test_experts_lie_within_tp_cp_and_dp_and_shards_within_cp_and_dp() -> None:

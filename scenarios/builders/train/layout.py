@@ -171,8 +171,9 @@ class ParallelLayout:
         for each in self.order:  # split into the ranks below the group, the group, and the ranks above it
             inner, own = (below or {}).get(each, 1), members.get(each, 1)
             grid |= {f"{each} below": inner, each: own, f"{each} above": getattr(self, each) // (inner * own)}
-        positions = Grid(grid).members(members)
-        return RankGroup(len(positions), len({at // self.node for at in positions}))
+        first, others = Grid(grid).members(members), Grid(grid).members(grid.keys() - members)
+        starts = {rank % self.node for rank in others}  # all groups wait for the one on most nodes
+        return RankGroup(len(first), max(len({(at + s) // self.node for at in first}) for s in starts))
 
 
 @dataclass(frozen=True, kw_only=True)
