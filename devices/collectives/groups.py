@@ -159,7 +159,7 @@ class NodeFabrics:
             yield _Way(fixed + _ROUNDS[kind] * ((n - nodes) * inside + (nodes - 1) * across))
         if kind == "all_reduce":
             hops = (here - 1) * inside + (nodes.bit_length() - 1) * across
-            yield _Way(fixed + 2 * hops, TREE_PART)
+            yield _Way(fixed + 2 * hops, TREE_PART * (n - 1) / n)  # it sends all of S twice
 
 
 class _Way(NamedTuple):
@@ -175,11 +175,13 @@ def _nccl_ways(kind: CollectiveKind, group: RankGroup) -> tuple[_Way, ...]:
     """Return NCCL's ways of a group over several nodes, by its own latencies."""
     if kind in ("all_to_all", "send"):  # directly, to all at once
         return (_Way(1000 * (LATENCY_US["ring"]["base"][-1] + LATENCY_US["ring"]["net"][-1])),)
+    most = {"ll": 1e9 * NETWORK_LL[False][min(group.nodes, 3) - 2]}
+    less = {"ring": 1.0, "tree": (group.size - 1) / group.size}  # a tree sends all of S twice
     return tuple(
         _Way(
             1000 * latency_us(kind, algorithm, protocol, group.size, group.nodes),
-            part * (TREE_PART if algorithm == "tree" else 1),
-            1e9 * NETWORK_LL[False][min(group.nodes, 3) - 2] if protocol == "ll" else math.inf,
+            part * (TREE_PART if algorithm == "tree" else 1) * less[algorithm],
+            most.get(protocol, math.inf) * less[algorithm],
         )
         for algorithm in (("ring", "tree") if kind == "all_reduce" else ("ring",))
         for protocol, part in zip(PROTOCOLS, BANDWIDTH_PARTS[algorithm], strict=True)

@@ -59,6 +59,14 @@ def test_latencies_are_those_of_nccls_tuner(kind: str) -> None:
     assert of.time_ns("send", 0, RankGroup(16, 2)) == pytest.approx(1000 * choice.estimate_us)
 
 
+def test_a_tree_sends_all_bytes_twice() -> None:
+    """Not (n - 1)/n of them, as a ring does: here of four ranks on four nodes, at 0.92 of 1 GB/s."""
+    of, four = NodeFabrics(Fabric(), Fabric(1e9, latency_ns={"default": 1e6})), RankGroup(4, 4)
+    assert of.time_ns("all_reduce", 92_000, four) == pytest.approx(2 * 2 * 1e6 + 2 * 92_000 / 0.92)
+    nccl = NodeFabrics(Fabric(), Fabric(50e9), nccl=True)  # LL128: 14 + 4 x 8.5 us
+    assert nccl.time_ns("all_reduce", 2**20, four) == pytest.approx(48e3 + 2 * 2**20 / (0.92 * 0.9375 * 50))
+
+
 def test_a_gather_over_800_nodes_takes_what_nccl_expects() -> None:
     """At the bandwidth that NCCL counts with: 8 cards of 48 GB/s."""
     of = replace(WIRES, collectives=NodeFabrics(Fabric(450e9), Fabric(48e9), nccl=True))
