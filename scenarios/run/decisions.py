@@ -217,6 +217,9 @@ def resolve_schedule(
                 message = f"{whose}'s {word} decides it: {spec.name} takes no {key}"
                 raise InputError(message, path=(key,))
         workload.check_schedule(spec)
+        if isinstance(file := spec.options.get("file"), str):
+            with error_path("file"):
+                spec = spec.model_copy(update={"file": str(document.file(file))})
     return Decisions(
         label,
         InOrder(),

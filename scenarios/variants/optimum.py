@@ -34,10 +34,9 @@ from policies.placement.simple import Given
 from scenarios.fields.results import result_of_run, shown_result
 from scenarios.run.execute import Result
 from scenarios.run.scenario import Case
-from scenarios.variants.schedules import ListedOrder, SearchSchedule, Space
+from scenarios.variants.schedules import ListedOrder, SearchSchedule, Space, refuse_decided
 from scenarios.variants.variant import attempt
 from sim.base.arrays import LATEST_NS
-from sim.base.errors import InputError
 from sim.base.units import NS_PER_S, format_duration
 from sim.explain.bounds import bounds
 from sim.graph.walks import least_first
@@ -263,9 +262,7 @@ def find_optimum(
     until = time.monotonic() + limit_ns / NS_PER_S
     base = results[0]
     job, policy = base.trace.job, base.case.decisions.policy
-    if "serving" in base.numbers:
-        what = "its steps are what its batcher decided; `sim whatif` tries other batchers and numbers"
-        raise InputError(f"the optimum of {base.scenario!r} cannot be searched for: {what}")
+    refuse_decided(base)
     refuse_unmodelled(job, placed)
     objective = objective_named(what)
     result_of_run(what, base.numbers, base.trace)

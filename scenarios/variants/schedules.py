@@ -18,7 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.placement.problem import Problem
+from scenarios.run.execute import Result
+from scenarios.workloads.pipeline_report import is_compute
 from sim.base.arrays import group_pairs
+from sim.base.errors import InputError
 from sim.job.job import Job
 from sim.trace import Trace
 
@@ -70,6 +73,27 @@ class ListedOrder:
     def order(self, job: Job) -> Sequence[int]:
         """Return the ops."""
         return self.ops
+
+
+def refuse_decided(result: Result) -> None:
+    """Raise if orders of a run mean nothing: a batcher made its steps, or places among slots count.
+
+    Raises
+    ------
+    InputError
+        It is so, or devices would run several slots of a pipeline at once.
+    """
+    if result.case.decisions.schedule is None:
+        return
+    job, why = result.trace.job, f"the best order of {result.scenario!r} cannot be searched for: "
+    if "serving" in result.numbers:
+        what = "its steps are what its batcher decided; `sim whatif` tries other batchers and numbers"
+        raise InputError(f"{why}{what}")
+    if others := [kind for kind in job.graph.kinds if kind != "collective" and not is_compute(kind)]:
+        raise InputError(f"{why}{others[0]} has its place among slots; leave out what surrounds the schedule")
+    devices = [job.machine.devices[d] for d in np.unique(job.device_of).tolist()]
+    if several := [device.name for device in devices if not device.workers and device.lanes > 1]:
+        raise InputError(f"{why}a rank runs one slot at a time, and {several[0]} has streams for more")
 
 
 class Space:

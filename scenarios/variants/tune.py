@@ -40,7 +40,7 @@ from scenarios.run.execute import Result, run_case
 from scenarios.run.prepare_job import Jobs
 from scenarios.run.scenario import Case
 from scenarios.variants.repeat import mean_with_interval
-from scenarios.variants.schedules import ListedOrder, SearchSchedule, Space
+from scenarios.variants.schedules import ListedOrder, SearchSchedule, Space, refuse_decided
 from scenarios.variants.search_methods import AHEAD, METHODS, Ask
 from scenarios.variants.sweep import KeptRows, program, stamps
 from scenarios.variants.variant import Row, Variant, Variants, attempt, refuse_all_invalid, value_of
@@ -395,6 +395,7 @@ class Tuner:
         trace = result.trace
         if trace.job.machine.folding is not None:
             raise InputError("ranks are folded, and all ranks of a kind have one schedule: set fold: false")
+        refuse_decided(result)
         if has_control_flow(trace.job.graph):
             raise InputError("ops of conditions and loops have no one order that could be searched")
         given = Given(trace.job.device_of.tolist())

@@ -8,16 +8,17 @@ from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import yaml
 
+from policies.pipeline.custom import to_csv
+from scenarios.builders.pipeline_graph import AsWritten
 from scenarios.fields.results import RESULTS, column_of_result, label_result
 from scenarios.file.document import Document
 from scenarios.run.conditions import keys_without_effect
-from scenarios.run.scenario import scenario_of
+from scenarios.run.scenario import Case, scenario_of
 from scenarios.variants.tune import Tuning
 from scenarios.variants.variant import attempt
-from sim.base.arrays import IntArray
+from scenarios.workloads.pipeline_report import order_of_slots
 from sim.base.errors import InputError
 from sim.base.files import write_text
 from sim.explain.bounds import bounds
@@ -118,45 +119,58 @@ def write_winner(tuning: Tuning, path: str) -> list[str]:
     least = "most" if goal.most else "least"
     return write_found(
         path,
-        case.scenario.document,
+        case,
         tuning.trace,
-        None if own and best.variant.schedule is None else case.decisions.policy.synchronisation,
+        own=own and best.variant.schedule is None,
         expect={goal.what: unit.show(best.rows[0][goal.column])},
         head=f"Found by sim tune: the {least} {goal.what} of {len(tuning.trials):,} trials.",
     )
 
 
-def write_found(
-    path: str, document: Document, trace: Trace, follows: str | None, *, expect: Any, head: str
-) -> list[str]:
-    """Write a scenario, and the plan of a run unless `follows`, its synchronisation, is None.
+def write_found(path: str, case: Case, trace: Trace, *, own: bool, expect: Any, head: str) -> list[str]:
+    """Write a scenario and, unless its `own` policy decided the run, what was decided beside it.
 
-    Returns the files. A plan has orders and streams; if that does not reproduce the run, it also has times.
+    Returns the files. A plan has orders and streams; if that does not reproduce the run, it also has times. A
+    pipeline has a table for the schedule ``custom`` instead.
 
     Raises
     ------
     InputError
-        A file cannot be written.
+        A file cannot be written, or the order of a pipeline's slots does not reproduce the run.
     """
     left_out = ("compare", "expect", "extends")
+    document, schedule = case.scenario.document, case.decisions.schedule
     found: Any = {key: value for key, value in document.root.plain().items() if key not in left_out}
-    written = []
-    if follows is not None:
+    plan: Path | None = None
+    if own:
+        pass
+    elif schedule is None:
         plan = Path(path).with_suffix(".plan.json")
         write_text(plan, trace.plan().to_json())
-        written.append(str(plan))
-        replay = {"name": "replay", "file": plan.name}
+        replay, follows = {"name": "replay", "file": plan.name}, case.decisions.policy.synchronisation
         found["policy"] = {**replay, "synchronisation": follows, "placement": replay, "streams": replay}
+    elif schedule.name != "custom" and isinstance(case.decisions.linearize, AsWritten):
+        found["policy"] = schedule.model_dump(exclude_unset=True)
+    else:
+        plan = Path(path).with_suffix(".csv")
+        order = order_of_slots(trace, case.work.report(trace)["pipeline"]["devices"])
+        write_text(plan, to_csv(order))
+        chunks = {"chunks": order.chunks} if "pipeline" in found["workload"] else {}
+        replicas = {"replicas": True} if len(order.placements) > 1 else {}
+        found["policy"] = {"name": "custom", "file": plan.name, **chunks, **replicas}
     found["expect"] = expect
-    case = scenario_of(Document.from_text(_as_yaml(found), Path(path).parent, document.allowed)).case()
-    for loc, _ in sorted(keys_without_effect(case), key=lambda each: -len(each[0])):
+    made = scenario_of(Document.from_text(_as_yaml(found), Path(path).parent, document.allowed)).case()
+    for loc, _ in sorted(keys_without_effect(made), key=lambda each: -len(each[0])):
         del reduce(getitem, loc[:-1], found)[loc[-1]]  # the settings may have left it so
     write_text(path, f"# {head}\n{_as_yaml(found)}")
-    if follows is not None:
-        again = attempt(scenario_of(Document.read(path, document.allowed)).case()).result
-        if again is None or not np.array_equal(_starts(again.trace), _starts(trace)):
-            write_text(plan, trace.plan(timed=True).to_json())
-    return [path, *written]
+    if plan is None:
+        return [path]
+    again = attempt(scenario_of(Document.read(path, document.allowed)).case()).result
+    if again is None or _starts(again.trace) != _starts(trace):
+        if schedule is not None:
+            raise InputError(f"{path}: runs otherwise than what was found, which is no mere order of slots")
+        write_text(plan, trace.plan(timed=True).to_json())
+    return [path, str(plan)]
 
 
 def _as_yaml(found: Any) -> str:
@@ -164,9 +178,10 @@ def _as_yaml(found: Any) -> str:
     return text
 
 
-def _starts(trace: Trace) -> IntArray:
-    """Return the start time of each task, by task number."""
-    return trace.tasks["start_ns"][np.argsort(trace.tasks["id"])]
+def _starts(trace: Trace) -> list[tuple[str, int]]:
+    """Return when the tasks start, by the names of their ops."""
+    names = map(trace.job.graph.op_names.__getitem__, trace.tasks["op"].tolist())
+    return sorted(zip(names, trace.tasks["start_ns"].tolist(), strict=True))
 
 
 class _Plain(yaml.SafeDumper):

@@ -35,8 +35,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from policies.pipeline.custom import from_programs
 from policies.pipeline.evaluate import closed_form, peak_activations
-from policies.pipeline.pipeline_schedule import PHASES
+from policies.pipeline.pipeline_schedule import PHASES, Overlap, Schedule, Slot, parse_action
 from scenarios.builders.pipeline_stage import RESIDENT, PipelineStage, PlacedPipeline
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import OutOfMemoryError
@@ -77,6 +78,18 @@ def waits_for(trace: Trace, devices: Sequence[int]) -> list[dict[str, int]]:
         some = (item for item in blamed.items() if item[1])
         found.append(dict(sorted(some, key=lambda item: (-item[1], item[0]))))
     return found
+
+
+def order_of_slots(trace: Trace, devices: Sequence[str]) -> Schedule:
+    """Return the slots that devices ran, one rank each, in the order of their starts, as a schedule."""
+    graph, tasks = trace.job.graph, trace.tasks
+    programs: dict[str, dict[Slot, None]] = {name: {} for name in devices}
+    for row in np.lexsort((tasks["end_ns"], tasks["start_ns"])).tolist():
+        op, device = int(tasks["op"][row]), trace.job.machine.devices[trace.device[row]].name
+        if is_compute(graph.kinds[graph.kind_code[op]]):
+            parts = tuple(map(parse_action, graph.op_names[op].partition("/")[0].split("+")))
+            programs[device][parts[0] if len(parts) == 1 else Overlap(parts)] = None
+    return from_programs(tuple(map(tuple, programs.values())), replicas=True)
 
 
 def is_compute(kind: str) -> bool:

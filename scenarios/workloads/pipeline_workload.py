@@ -195,8 +195,6 @@ def _schedule(
     """Generate the schedule, given what it may know of the workload."""
     fields = make.fields
     if name == "custom":
-        if isinstance(given.get("file"), str):
-            given["file"] = str(make.document.file(given["file"]))
         return generate(name, micro_batches=micro_batches, chunks=chunks, **given)
     if stages.replicas is not None and "replicas" in options(name):
         given.setdefault("replicas", list(stages.replicas))

@@ -581,6 +581,14 @@ def test_the_schedule_may_be_left_out_or_chosen(tmp_path: Path) -> None:
     assert json.loads(run(tmp_path, "--json", "--policy", "zb-h1")[1])["train"]["schedule"] == "zb-h1"
 
 
+def test_an_order_is_read_beside_the_scenario_and_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "order.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    text = SMALL.replace("32", "2") + "policy: {name: custom, file: order.csv}\n"
+    found = [json.loads(run(tmp_path, "--json", *more, text=text)[1]) for more in ([], ["--policy", "1f1b"])]
+    assert found[0]["makespan_ns"] == found[1]["makespan_ns"]
+    assert "outside the scenario's folder" in run(tmp_path, text=text.replace("order", "../order"))[1]
+
+
 def test_zb_auto_searches_with_the_times_and_sizes_of_the_step(tmp_path: Path) -> None:
     """Its span is in ns, and at least what the longest rank computes; its limit is a size."""
     of = training(ParallelLayout(pp=4), policy="zb-auto", options={"limit": "1.6GB"})

@@ -181,6 +181,42 @@ def test_the_winner_is_a_scenario_that_does_the_same(tmp_path: Path) -> None:
     assert plot.stat().st_size > 5000
 
 
+PIPELINE = """\
+workload: {pipeline: {ranks: 2, micro_batches: 4, forward: 1ms, backward: 2ms, transfer: 0.5ms, kept: 1MB}}
+policy: 1f1b
+"""
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "chimera"])
+@pytest.mark.parametrize("verb", ["tune", "optimum"])
+def test_the_best_order_of_a_pipeline_is_a_custom_schedule(name: str, verb: str, tmp_path: Path) -> None:
+    path, out = write(tmp_path, PIPELINE), tmp_path / "best.yaml"
+    limit = ("--budget", 20) if verb == "tune" else ("--limit", "2s")
+    if verb == "optimum":
+        pytest.importorskip("ortools")
+    done = sim(verb, path, "--policy", name, *limit, "--out", out, "--json")
+    assert "name: custom" in out.read_text()
+    told, again = (json.loads(each.stdout) for each in (done, sim("run", out, "--json")))
+    assert again["makespan_ns"] == told.get("best", told)["makespan_ns"]
+    assert sim("check", out).exit_code == 0
+
+
+def test_a_pipeline_keeps_its_schedule_if_settings_alone_are_better(tmp_path: Path) -> None:
+    path, out = write(tmp_path, PIPELINE), tmp_path / "best.yaml"
+    sim("tune", path, "--vary", "workload.pipeline.micro_batches=4,8", "--policy", "gpipe", "--out", out)
+    assert "name: gpipe" in out.read_text()
+    assert sim("check", out).exit_code == 0
+
+
+@pytest.mark.parametrize("more", ["optimizer: 1ms", "dp: {all_reduce: 3ms}", "overlap: false"])
+@pytest.mark.parametrize("verb", ["tune", "optimum"])
+def test_no_order_is_searched_where_places_among_slots_count(verb: str, more: str, tmp_path: Path) -> None:
+    """No edge keeps the optimizer behind all backwards: it stands behind the last of the program."""
+    done = sim(verb, write(tmp_path, PIPELINE.replace("ranks: 2", f"ranks: 2, {more}")))
+    assert done.exit_code == 2
+    assert "has its place among slots; leave out what surrounds the schedule" in done.stderr
+
+
 def test_a_name_in_the_picture_is_no_formula(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO.replace("cpu0", r"$\z$").replace("expect: {makespan: 40us}\n", ""))

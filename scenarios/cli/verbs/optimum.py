@@ -81,14 +81,13 @@ def optimum(
         print_optimum(found, limit_ns)
     if out is not None:
         best = found.best
-        follows = None if best is results[0] and not policy else best.case.decisions.policy.synchronisation
         cost = result_of_run(minimise, best.numbers, best.trace)
         unit = RESULTS[minimise].unit
         paths = write_found(
             out,
-            best.case.scenario.document,
+            best.case,
             best.trace,
-            follows,
+            own=best is results[0] and not policy,
             expect={minimise: unit.show(cost)},
             head="Found by sim optimum: "
             + ("no schedule takes less." if found.proven else found.sentence(limit_ns)),
