@@ -96,8 +96,6 @@ class Tag:
     """Non-strict ops that follow a dead op by a control edge."""
     run: set[int] = field(default_factory=set)
     """Ops that did not wait for all their inputs, and are already tasks."""
-    says: dict[int, int] = field(default_factory=dict)
-    """Predicate → its value here: all switches that use it agree."""
     taken: dict[int, int] = field(default_factory=dict)
     """Switch that has passed its token on → the side taken (0 false, 1 true)."""
     producers: dict[int, list[Task]] = field(default_factory=dict)
@@ -125,7 +123,6 @@ class _Frame:
     parallel: int
     pending_enters: int
     repetition: int
-    entry: int = 0
     iterations: dict[int, Tag] = field(default_factory=dict)
     newest: int = 0
     parked: list[Task] = field(default_factory=list)
@@ -178,10 +175,11 @@ class TaggedTokenReadiness:
         watcher: TokenWatcher | None = None,
     ) -> None:
         graph = job.graph
-        self.job, self.flow, self.decided, self.watcher = job, flow, decided, watcher
+        self.job, self.flow, self.watcher = job, flow, watcher
         non_strict = non_strict_ops(graph)
         refuse_launched(job, non_strict)
         self.structure: FrameStructure = frame_structure(graph)
+        self.predicates = frozenset(self.structure.predicate.values())
         self._refuse_too_many_trips()
         self.outcomes = Outcomes(job)
         self.total = 0
@@ -217,12 +215,10 @@ class TaggedTokenReadiness:
                 in_loop = self.structure.frame_of[op] > 0  # there the first token determines the iteration
                 self.first[op] = self.n_data[op] > 0 and (in_loop or not there[op])
         self.part_of = parts(job)
-        self.several_parts = max(self.part_of, default=0) > 0
         self.n_enters = Counter((frame, self.part_of[op]) for op, frame in self.structure.child_of.items())
-        # Shared by the parts: how often loops were entered, values of predicates; by repetition and tag.
-        self.entries = [0] * len(self.structure.parent)
-        self.entry: dict[tuple[int, str], int] = {}
-        self.agreed: dict[tuple[int, str], dict[int, int]] = {}
+        # Shared by the parts: of each loop, where it was entered, in order; values of predicates.
+        self.entered: list[dict[tuple[int, str], int]] = [{} for _ in self.structure.parent]
+        self.values: dict[Asked, bool] = dict(decided)
         self.alive: dict[int, Task] = {}
         self.waits_for: dict[int, list[Task]] = {}
         self.refused: dict[int, Task] = {}
@@ -314,6 +310,8 @@ class TaggedTokenReadiness:
         tag: Tag = task.frame
         frame, kind = tag.frame, self.kind[task.op]
         given = True
+        if task.op in self.predicates and not task.dead:
+            self._evaluate(task.op, tag)
         if kind == "enter":
             given = self._enter(task, tag)
         elif kind == "exit":
@@ -350,17 +348,22 @@ class TaggedTokenReadiness:
         while tag.frame.static != home:  # brought in by an enter
             assert tag.frame.parent is not None
             tag = tag.frame.parent
-        where = (tag.frame.repetition, str(tag)) if self.decided or self.several_parts else (0, "")
-        said = self.agreed.setdefault(where, {}) if self.several_parts else tag.says
-        if predicate not in said:
-            says = self.decided.get((*where, predicate))
-            said[predicate] = int(self._ask(predicate, tag) if says is None else says)
-        return said[predicate]
+        return int(self.values[tag.frame.repetition, str(tag), predicate])
 
-    def _ask(self, predicate: int, tag: Tag) -> bool:
+    def _evaluate(self, predicate: int, tag: Tag) -> None:
+        """Give a predicate that has run its value, whether or not a switch reads it."""
+        if self.kind[predicate] == "exit":  # it is evaluated where it leads to
+            assert tag.frame.parent is not None
+            tag = tag.frame.parent
+        asked = tag.frame.repetition, str(tag), predicate
+        if asked in self.values:
+            return
         if self.kind[predicate] == "loop_cond":
-            return self.outcomes.continues(predicate, tag.frame.entry, tag.number)
-        return self.outcomes.branch(predicate)
+            entered = self.entered[tag.frame.static]
+            entry = entered.setdefault((tag.frame.repetition, str(tag.frame.parent)), len(entered))
+            self.values[asked] = self.outcomes.continues(predicate, entry, tag.number)
+        else:
+            self.values[asked] = self.outcomes.branch(predicate)
 
     def _deliver(self, task: Task, tag: Tag) -> None:
         """Give the tokens of `task` to its consumers, in the iteration `tag`."""
@@ -419,9 +422,7 @@ class TaggedTokenReadiness:
             parallel, enters = s.parallel_iterations[static], self.n_enters[key]
             child = _Frame(s.name[static], static, part, tag, parallel, enters, tag.frame.repetition)
             tag.children[key] = child
-            first = child.iterations[0] = Tag(child, 0)
-            child.entry = self.entry.setdefault((tag.frame.repetition, str(first)), self.entries[static])
-            self.entries[static] = max(self.entries[static], child.entry + 1)
+            child.iterations[0] = Tag(child, 0)
         child.pending_enters -= 1
         constant = bool(self.job.graph.attributes[task.op].get("constant", False))
         if constant:
@@ -457,7 +458,7 @@ class TaggedTokenReadiness:
         self._tell_given(*parked)
 
     def _refuse_too_many_trips(self) -> None:
-        for op in sorted(set(self.structure.predicate.values())):
+        for op in sorted(self.predicates):
             trips = self.job.graph.attributes.get(op, {}).get("trips")
             if isinstance(trips, int) and trips > self.MAX_ITERATIONS:
                 loop = self.structure.name[self.structure.frame_of[op]]
@@ -548,7 +549,7 @@ def predicate_values(job: Job, flow: Flow) -> Mapping[Asked, bool]:
         queue = deque(roots)
         while queue:
             queue.extend(program.on_end(queue.popleft()))
-    return program.said
+    return program.values
 
 
 class _ProgramOrder(TaggedTokenReadiness):
@@ -559,9 +560,3 @@ class _ProgramOrder(TaggedTokenReadiness):
         one = [1] * len(self.structure.parallel_iterations)
         self.sequential = self.structure.parallel_iterations == one
         self.structure = replace(self.structure, parallel_iterations=one)
-        self.said: dict[Asked, bool] = {}
-
-    def _ask(self, predicate: int, tag: Tag) -> bool:
-        says = super()._ask(predicate, tag)
-        self.said[tag.frame.repetition, str(tag), predicate] = says
-        return says

@@ -11,7 +11,7 @@ import pytest
 from cli_runner import sim
 
 from scenarios.run.execute import run_scenario
-from scenarios.run.load import load_scenario
+from scenarios.run.load import load_scenario, read_scenario
 from sim.base.errors import ScenarioError
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
@@ -414,3 +414,38 @@ def test_a_variable_that_becomes_what_the_loop_does_not_change_waits_for_the_con
     one_at_a_time = 2 if policy in ("sequential", "{runtime: tvm-vm}") else 1
     expected_us = one_at_a_time + 3 * (3 + 5) + 3
     assert run_scenario(load_scenario(tmp_path / "s.yaml")).trace.makespan_ns == 1000 * expected_us
+
+
+NESTED = """
+machine: {devices: {cpu0: {kind: cpu, cores: 1}}}
+workload:
+  functions:
+    one: {inputs: [v], ops: {a: {duration: 1us, inputs: [v]}}, outputs: [a]}
+    slow: {inputs: [v], ops: {a: {duration: 100us, inputs: [v]}}, outputs: [a]}
+    loops:
+      inputs: [v]
+      ops: {l: {kind: while, inputs: [v], attributes: {body: one, trips: [4, 2]}}}
+      outputs: [l]
+    inner:
+      inputs: [p, v]
+      ops: {i: {kind: if, inputs: [p, v], attributes: {then: slow, else: loops}}}
+      outputs: [i]
+    skip: {inputs: [p, v], ops: {s: {duration: 10us, inputs: [v]}}, outputs: [s]}
+    body:
+      inputs: [v]
+      ops:
+        q: {duration: 0us, inputs: [v], attributes: {outcome: [false, true, false, true]}}
+        p: {duration: 0us, inputs: [v], attributes: {outcome: [true, false, true, false]}}
+        choice: {kind: if, inputs: [q, p, v], attributes: {then: inner, else: skip}}
+      outputs: [choice]
+  ops:
+    start: {duration: 0us}
+    outer: {kind: while, inputs: [start], attributes: {body: body, trips: 4}}
+"""
+
+
+@pytest.mark.parametrize("runtime", ["tensorflow", "tvm-vm"])
+def test_a_list_has_an_entry_for_each_run_of_its_op_or_entry_of_its_loop_and_no_other(runtime: str) -> None:
+    # `p` runs four times, and only the second and the fourth decide anything; the loop is entered twice.
+    trace = run_scenario(read_scenario(f"{NESTED}policy: {{runtime: {runtime}}}")).trace
+    assert trace.makespan_ns == 10_000 + 4_000 + 10_000 + 2_000
