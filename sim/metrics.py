@@ -32,10 +32,11 @@ from sim.explain.communication import traffic_on_links
 from sim.explain.derived import DerivedColumns
 from sim.explain.failed_ops import failure_report
 from sim.explain.idle import idle_reasons
-from sim.explain.memory_use import peak_bytes
+from sim.explain.memory_use import peak_bytes, sent_ns
 from sim.explain.time_use import cores_of, time_use, uncertainty, unused_devices, used_core_ns
 from sim.explain.training import expert_load, staleness_report
 from sim.objectives import objectives
+from sim.record.dependencies import dependencies
 from sim.record.record import Record
 
 SCHEMA: Final = "sim.result/1"
@@ -148,13 +149,17 @@ def device_use(trace: Record) -> dict[str, DeviceUse]:
 
 def link_use(trace: Record) -> dict[str, LinkUse]:
     """Return how each link was used, by name, in machine order; messages of collectives count, too."""
+    if not (n := len(trace.job.machine.links)):
+        return {}
     moved = traffic_on_links(trace)
-    link, n = moved.link, len(trace.job.machine.links)
+    link = moved.link
+    sent = np.append(sent_ns(trace, dependencies(trace)), trace.messages[:, 3])[moved.row]
     busy = union(moved.start_ns, moved.end_ns, link).lengths(n).tolist()
     nbytes = np.zeros(n, np.int64)
     np.add.at(nbytes, link, moved.nbytes)
     count = np.bincount(link, minlength=n).tolist()
-    contended = overlap_of_at_least(moved.ready_ns, moved.end_ns, link, np.full(n, 2)).lengths(n).tolist()
+    since = np.minimum(sent, moved.start_ns)  # what a fault ended before its data were there
+    contended = overlap_of_at_least(since, moved.end_ns, link, np.full(n, 2)).lengths(n).tolist()
     return {
         each.name: LinkUse(
             each.name,

@@ -312,14 +312,13 @@ class Traffic(NamedTuple):
     ----------
     row, link, nbytes : arrays of int64
         Sorted by link, then row; messages have the rows after those of the transfers.
-    ready_ns, start_ns, first_ns, end_ns : arrays of int64
-        When it was ready, when it started, when its first byte arrived, and when the last had.
+    start_ns, first_ns, end_ns : arrays of int64
+        When it started, when its first byte arrived, and when the last had.
     """
 
     row: IntArray
     link: IntArray
     nbytes: IntArray
-    ready_ns: IntArray
     start_ns: IntArray
     first_ns: IntArray
     end_ns: IntArray
@@ -328,9 +327,9 @@ class Traffic(NamedTuple):
 def traffic_on_links(trace: Record) -> Traffic:
     """Return all traffic on links."""
     machine, moved = trace.job.machine, trace.transfers
-    names = ("source", "destination", "nbytes", "ready_ns", "start_ns", "end_ns")
-    pairs = zip((moved[name] for name in names), trace.messages.T, strict=True)
-    source, destination, nbytes, ready, start, end = (np.concatenate(pair) for pair in pairs)
+    names = ("source", "destination", "nbytes", "start_ns", "end_ns")
+    pairs = zip((moved[name] for name in names), trace.messages.T[[0, 1, 2, 4, 5]], strict=True)
+    source, destination, nbytes, start, end = (np.concatenate(pair) for pair in pairs)
     tensor = np.concatenate((moved["tensor"], np.zeros(len(trace.messages), np.int64)))
     routes, which = machine.distinct_routes(source, destination, tensor)
     latency = np.array([machine.latency_ns(route) for _, _, route in routes], np.int64)[which]
@@ -338,7 +337,7 @@ def traffic_on_links(trace: Record) -> Traffic:
     order = np.argsort(used.indices, kind="stable")
     row, link = used.rows()[order], used.indices[order]
     first = np.minimum(start + latency, end)
-    return Traffic(row, link, nbytes[row], ready[row], start[row], first[row], end[row])
+    return Traffic(row, link, nbytes[row], start[row], first[row], end[row])
 
 
 def transfers_on_links(trace: Record) -> tuple[IntArray, IntArray]:

@@ -32,7 +32,7 @@ from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.graph.views import ANY, forwarded_inputs, forwarding, storage_of
 from sim.job.places import crossing_reads
 from sim.job.transfers import host_groups
-from sim.record.dependencies import dependencies, frames_over_ns, kept_tokens, unread
+from sim.record.dependencies import TaskEdges, dependencies, frames_over_ns, kept_tokens, unread
 from sim.record.record import Record
 
 
@@ -91,17 +91,17 @@ class MemoryUse:
     holders: tuple[Holder, ...]
 
 
-def _sent_ns(trace: Record, producer: IntArray, consumer: IntArray) -> IntArray:
+def sent_ns(trace: Record, edges: TaskEdges) -> IntArray:
     """Return when each transfer was requested: once it was ready and its tensor was there.
 
     A transfer made by a host thread is requested by that thread, when it begins.
     """
     moved = trace.transfers
     by_host = host_groups(trace.job, moved["tensor"], moved["source"], moved["destination"]) != UNSET
-    sent_ns = np.where(by_host, moved["start_ns"], moved["ready_ns"])
-    sends = consumer >= len(trace)
-    np.maximum.at(sent_ns, consumer[sends] - len(trace), trace.of_rows("end_ns")[producer[sends]])
-    return sent_ns
+    sent = np.where(by_host, moved["start_ns"], moved["ready_ns"])
+    sends = edges.consumer >= len(trace)
+    np.maximum.at(sent, edges.consumer[sends] - len(trace), trace.of_rows("end_ns")[edges.producer[sends]])
+    return sent
 
 
 def lifetimes(trace: Record) -> Lifetimes:
@@ -109,7 +109,7 @@ def lifetimes(trace: Record) -> Lifetimes:
     graph, moved, n_devices = trace.job.graph, trace.transfers, len(trace.job.machine.devices)
     if not graph.tensor_nbytes.any():
         return Lifetimes(*np.zeros((6, 0), np.int64))
-    producer, consumer, carried = dependencies(trace)
+    producer, consumer, carried = edges = dependencies(trace)
     over = trace.of_rows("end_ns")
 
     # 1. One life per output of every task, on its device, and one per transfer, at its destination ...
@@ -117,7 +117,7 @@ def lifetimes(trace: Record) -> Lifetimes:
     outputs = graph.outputs.take(op)
     maker = outputs.rows()
     tensor = np.concatenate((outputs.indices, moved["tensor"]))
-    born = np.concatenate((trace.tasks["start_ns"][maker], _sent_ns(trace, producer, consumer)))
+    born = np.concatenate((trace.tasks["start_ns"][maker], sent_ns(trace, edges)))
     dies = np.concatenate((trace.tasks["end_ns"][maker], moved["end_ns"]))
 
     # 2. ... prolonged by every reader, including transfers.

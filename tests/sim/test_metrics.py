@@ -11,6 +11,7 @@ from examples import seeds
 from devices.machine import make_device
 from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
 from sim.metrics import device_use, link_use, summary
@@ -74,6 +75,19 @@ def test_links_count_every_hop() -> None:
         ("zx", 0, 0),
     ]
     assert use["xy"].utilisation == 55 / 70
+
+
+@pytest.mark.parametrize(("nbytes", "contended"), [(50, 0), (150, 5)])
+def test_a_transfer_contends_for_a_link_once_its_tensor_is_there(nbytes: int, contended: int) -> None:
+    """Sent from 10 ns and from 20 ns, at 10 bytes a ns; all are issued at 0 ns."""
+    b = GraphBuilder("two")
+    for name in "ab":
+        b.op(name, duration_ns=10, outputs=nbytes, device="gpu0")
+        b.op(f"{name} there", inputs=[name], duration_ns=1, device="gpu1")
+    link = Link("link", "gpu0", "gpu1", bandwidth_bytes_per_s=10**10)
+    machine = Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network)
+    use = link_use(simulate(b.build(), machine, InOrder(synchronisation="issue")))
+    assert use["link"].contended_ns == contended
 
 
 @pytest.mark.parametrize("seed", seeds(40))
