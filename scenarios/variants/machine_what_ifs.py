@@ -25,6 +25,7 @@ from sim.explain.communication import COMMUNICATION, inside_ns, moving_ops
 from sim.explain.path import executed_path
 from sim.job.job import Job
 from sim.machine.device import Device
+from sim.machine.links import Link
 from sim.machine.machine import Machine
 from sim.record.record import Wait
 from sim.trace import Trace
@@ -100,19 +101,19 @@ def _of_communication(trace: Trace) -> Iterator[Variant]:
         )
     if len(trace.transfers["id"]) or job.carried.any():
         if any(link.bandwidth_bytes_per_s for link in machine.links):
-            yield Variant(label="links with twice the bandwidth", machine=_wider)
-        if machine.collectives is None:
-            yield Variant(label="links take no time", machine=partial(replace, links=()))
+            yield Variant(label="links with twice the bandwidth", machine=partial(_with_links, _wider))
+        if not job.meets.any():
+            free = partial(replace, bandwidth_bytes_per_s=None, latency_ns=0)
+            yield Variant(label="links take no time", machine=partial(_with_links, free))
 
 
-def _wider(machine: Machine) -> Machine:
-    links = (
-        replace(link, bandwidth_bytes_per_s=2 * link.bandwidth_bytes_per_s)
-        if link.bandwidth_bytes_per_s
-        else link
-        for link in machine.links
-    )
-    return replace(machine, links=tuple(links))
+def _with_links(change: Callable[[Link], Link], machine: Machine) -> Machine:
+    return replace(machine, links=tuple(map(change, machine.links)))
+
+
+def _wider(link: Link) -> Link:
+    bandwidth = link.bandwidth_bytes_per_s
+    return replace(link, bandwidth_bytes_per_s=2 * bandwidth) if bandwidth else link
 
 
 def _costs(device: Device) -> bool:
