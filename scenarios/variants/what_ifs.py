@@ -241,14 +241,22 @@ class WhatIfs(Variants):
 
     @cached_property
     def graph(self) -> Graph:
-        """Graph of the scenario; ops without a duration of their own get that of the cost models."""
-        graph = self._as_it_is.work.graph
+        """Graph of the scenario."""
+        return self._as_it_is.work.graph
+
+    @cached_property
+    def timed_graph(self) -> Graph:
+        """The same; if ops have no duration of their own, all keep their places and durations there."""
+        graph = self.graph
         if (graph.duration_ns != UNSET).all():
             return graph
         job = job_of(self._as_it_is)
         if len(job.graph) != len(graph):  # compiled: the original ops have no durations
             return graph
-        return replace(graph, duration_ns=np.asarray(job.duration_ns), duration_by_kind={})
+        pins = tuple(dict.fromkeys((*graph.pins, *(device.name for device in job.machine.devices))))
+        there = np.array([pins.index(device.name) for device in job.machine.devices])[job.device_of]
+        duration_ns = np.asarray(job.duration_ns)
+        return replace(graph, pins=pins, pin_code=there, duration_ns=duration_ns, duration_by_kind={})
 
     @cached_property
     def trace(self) -> Trace:
@@ -258,7 +266,7 @@ class WhatIfs(Variants):
     @property
     def timed(self) -> bool:
         """Whether all ops have a duration; if not, the policy replaces them by ops that have one."""
-        return bool((self.graph.duration_ns != UNSET).all())
+        return bool((self.timed_graph.duration_ns != UNSET).all())
 
     @property
     def recorded_ns(self) -> int | None:
@@ -271,7 +279,7 @@ class WhatIfs(Variants):
         assert not variant.settings, "a what-if changes no settings"
         graph, case = self.graph, self._as_it_is
         if variant.what_if:
-            graph = apply_changes(graph, read_what_if(variant.what_if))
+            graph = apply_changes(self.timed_graph, read_what_if(variant.what_if))
         scenario, workload = case.scenario, case.scenario.content.workload
         if isinstance(workload, ImportedFile):
             content = scenario.content.model_copy(update={"workload": workload.with_graph(graph)})
@@ -288,7 +296,8 @@ class WhatIfs(Variants):
         if not len(self.graph.attribute("inferred_wait")):
             return None, 0
         program, other = RecordedProgram(self.graph), copy(self)
-        vars(other).pop("trace", None)
+        for made in ("trace", "timed_graph"):
+            vars(other).pop(made, None)
         inferred = program.forget_inferred()
         other.graph = program.graph()
         return other, inferred

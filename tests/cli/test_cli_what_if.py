@@ -329,6 +329,39 @@ def test_an_op_that_others_meet_is_faster_on_all_ranks() -> None:
     assert trial.job(trace.job).duration_ns.tolist() == [40, 40]
 
 
+def test_ops_with_a_duration_for_each_kind_of_device_stay_where_they_are_placed(tmp_path: Path) -> None:
+    """HEFT puts both on the GPU: the CPU takes 30 us for either, so b ends at 20 us, as the run says."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {devices: {cpu0: {kind: cpu, cores: 1}, gpu0: {kind: gpu}}}\n"
+        "workload: {ops: {a: {duration: {cpu: 30us, gpu: 10us}}, b: {duration: {cpu: 30us, gpu: 10us}}}}\n"
+        "policy: {name: ready-queue, placement: heft}\n"
+    )
+    told = json.loads(sim("whatif", path, "--json").stdout)
+    found = {each["label"]: each["makespan_ns"] for each in told["what_ifs"]}
+    assert told["makespan_ns"] == json.loads(sim("run", path, "--json").stdout)["makespan_ns"] == 20_000
+    assert found["all kernels twice as fast"] == found["gpu0 twice as fast"] == 10_000
+    assert "cpu0 twice as fast" not in found
+
+
+def test_links_are_made_faster_or_free(tmp_path: Path) -> None:
+    """10 us, 5 us of latency and 1000 us on the link, 10 us."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine:\n"
+        "  devices: {gpu: {kind: gpu, count: 2}}\n"
+        "  links: [{from: gpu0, to: gpu1, bandwidth: 1GB/s, latency: 5us}]\n"
+        "workload:\n"
+        "  ops:\n"
+        "    a: {duration: 10us, output: 1MB, device: gpu0}\n"
+        "    b: {duration: 10us, inputs: [a], device: gpu1}\n"
+        "policy: in-order\n"
+    )
+    told = json.loads(sim("whatif", path, "--only", "links", "--json").stdout)
+    found = {each["label"]: each["makespan_ns"] for each in told["what_ifs"]}
+    assert found == {"links take no time": 20_000, "links with twice the bandwidth": 525_000}
+
+
 def test_kernels_without_a_stream_are_kernels() -> None:
     """Only b has a stream; c is on another GPU."""
     b = GraphBuilder("abc")

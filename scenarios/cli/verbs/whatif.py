@@ -54,7 +54,7 @@ def whatif(
                 option = "--also" if given else "--plot"
                 raise InputError(f"{option} is of graphs; {name} has none of its own")
             return _try_settings(what_ifs, only or [""], json)
-        known = standard_trials(what_ifs.graph)
+        known = standard_trials(what_ifs.timed_graph)
     with progress(f"simulating {name}"):
         recorded_ns = what_ifs.recorded_ns
         if not recorded_ns:  # do not list what only recordings have
