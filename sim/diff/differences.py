@@ -112,7 +112,7 @@ def _align(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
 # Rows are matched by name, iteration and loop; the n-th row with equal ones matches the n-th of the other. A
 # recording tells no iteration or loop, and numbers ops that ran again (``conv#2``): then by name alone.
 # Importers number recorded kernels (``gemm.17``), so one extra kernel renames all that follow: then rows are
-# matched by label and order on a lane (`sim.diff.differences`), if that matches more of them.
+# matched by label (kernel, or operator) and order on a lane, if that matches more of them.
 
 
 class Pairs(NamedTuple):
@@ -166,11 +166,19 @@ def _keys(schedule: OpSchedule, told: bool) -> dict[tuple[object, ...], int]:
 
 
 def _by_order(a: OpSchedule, b: OpSchedule) -> Pairs:
-    labels = (a.labels, b.labels)
-    if a.kernels is not None and b.kernels is not None:
-        labels = (a.kernels, b.kernels)
-    codes = {label: k for k, label in enumerate(sorted({*labels[0], *labels[1]}))}  # independent of order
-    of_a, of_b = (np.array([codes[label] for label in each], np.int64) for each in labels)
+    """Match by kernels; if less than half are in both, as on GPUs of two vendors, by operators if they fit more."""
+    half = min(int(a.compared.sum()), int(b.compared.sum())) / 2
+    found: list[Pairs] = []
+    for key in ("kernel", "operator"):
+        of_a, of_b = a.labels_by(key), b.labels_by(key)
+        if of_a is not None and of_b is not None and all(len(one.a) < half for one in found):
+            found.append(_by_labels(a, b, of_a, of_b))
+    return max(found or [_by_labels(a, b, a.labels, b.labels)], key=lambda one: len(one.a))
+
+
+def _by_labels(a: OpSchedule, b: OpSchedule, labels_a: list[str], labels_b: list[str]) -> Pairs:
+    codes = {label: k for k, label in enumerate(sorted({*labels_a, *labels_b}))}  # independent of order
+    of_a, of_b = (np.array([codes[label] for label in each], np.int64) for each in (labels_a, labels_b))
     pairs: list[tuple[int, int]] = []
     for rows, others in _lanes_that_correspond(_rows_of_lanes(a), _rows_of_lanes(b), of_a, of_b):
         mine, theirs = common_subsequence(of_a[rows], of_b[others])

@@ -149,21 +149,21 @@ class OpSchedule:
         """Name of each row without the number that an importer gave it: ``gemm`` for ``gemm.17``."""
         return [_NUMBER.sub("", name) for name in self.names]
 
-    @cached_property
-    def kernels(self) -> list[str] | None:
-        """Like `labels`, but with full kernel names, also of launched kernels; None if there are none."""
+    def labels_by(self, key: str) -> list[str] | None:
+        """Like `labels`, but by an attribute of kernels, also of launched kernels; None if there are none."""
         if self.facts is None:
             return None
         graph = self.facts.job.graph
-        kernel = {op: str(kernel) for op, kernel in graph.attribute("kernel").items()}
-        if not kernel:
+        known = {op: str(value) for op, value in graph.attribute(key).items()}
+        if not known:
             return None
         found = []
-        for label, op in zip(self.labels, self.facts.trace.tasks["op"].tolist(), strict=False):
-            if op not in kernel:
-                launched = (kernel[each] for each in graph.successors.row(op).tolist() if each in kernel)
-                label = f"{label} {next(launched, '')}"
-            found.append(kernel.get(op, label))
+        for row, op in enumerate(self.facts.trace.tasks["op"].tolist()):
+            own = known.get(op)
+            if own is None:
+                launched = (known[each] for each in graph.successors.row(op).tolist() if each in known)
+                own = f"{self.labels[row]} {next(launched, '')}"
+            found.append(f"{self.kind_of(row)} {own}")
         return found + self.labels[len(found) :]
 
     @cached_property

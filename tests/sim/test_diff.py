@@ -297,12 +297,13 @@ def test_a_late_rank_is_named() -> None:
 # -- recordings -------------------------------------------------------------------------------------
 
 
-def recorded(kernels: Sequence[str]) -> Trace:
+def recorded(kernels: Sequence[str], operators: Sequence[str] = ()) -> Trace:
     """Run kernels one after another, named as importers name what was recorded."""
     b = GraphBuilder("recorded")
     names = [f"{kernel}.{k}" for k, kernel in enumerate(kernels)]
-    for before, name in zip([None, *names], names, strict=False):
-        b.op(name, duration_ns=len(name), device="gpu", after=[before] if before else ())
+    for k, name in enumerate(names):
+        own = {"kernel": kernels[k], "operator": operators[k]} if operators else {}
+        b.op(name, duration_ns=len(name), device="gpu", after=names[k - 1 : k] if k else (), attributes=own)
     return simulate(b.build(), Machine((Device("gpu", streams=1),)), ReadyQueue())
 
 
@@ -312,6 +313,14 @@ def test_events_of_recordings_are_matched_by_what_they_do() -> None:
     assert [d.b.names[row] for row in d.only_b.tolist()] == ["fill.0"]
     assert d.moved_ns.tolist() == [6, 6, 6]
     assert not d.relaned.any()
+
+
+def test_kernels_of_two_vendors_are_matched_by_their_operators() -> None:
+    a = recorded(["fill", "sgemm", "relu", "sgemm"], ["fill_", "mm", "relu", "mm"])
+    b = recorded(["Cijk", "max", "Cijk", "fill"], ["mm", "relu", "mm", "bmm"])
+    d = compared(a, b)
+    assert d.pairs.by == "order"
+    assert (d.pairs.a.tolist(), d.pairs.b.tolist()) == ([1, 2, 3], [0, 1, 2])
 
 
 @given(*[st.lists(st.sampled_from(["gemm", "relu", "fill"]), min_size=1, max_size=12)] * 2)
