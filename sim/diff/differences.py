@@ -166,7 +166,7 @@ def _keys(schedule: OpSchedule, told: bool) -> dict[tuple[object, ...], int]:
 
 
 def _by_order(a: OpSchedule, b: OpSchedule) -> Pairs:
-    """Match by kernels; if less than half are in both, as on GPUs of two vendors, by operators if they fit more."""
+    """Match by kernels; if less than half match, as on GPUs of two vendors, by operators if that is more."""
     half = min(int(a.compared.sum()), int(b.compared.sum())) / 2
     found: list[Pairs] = []
     for key in ("kernel", "operator"):
