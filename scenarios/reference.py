@@ -269,11 +269,13 @@ def _in_a_file(annotation: Any) -> bool:
     if get_origin(annotation) is Annotated:
         return True
     kind = get_origin(annotation) or annotation
-    return not isinstance(kind, type) or (kind.__module__ in _PLAIN and kind.__name__ != "Callable")
+    return not isinstance(kind, type) or (
+        kind.__module__.partition(".")[0] in _PLAIN and kind.__name__ != "Callable"
+    )
 
 
-_PLAIN: Final = ("builtins", "collections.abc", "inspect", "pathlib")
-"""Modules of the types whose values a file can hold; ``inspect`` has that of a missing annotation."""
+_PLAIN: Final = ("builtins", "collections", "inspect", "pathlib")
+"""Packages of the types whose values a file can hold; ``inspect`` has that of a missing annotation."""
 
 
 def _in_words(annotation: Any) -> str:
