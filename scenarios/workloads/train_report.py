@@ -175,8 +175,10 @@ def fullest(training: Training, trace: Trace) -> int:
 _MESSAGES = ("all_reduce", "reduce_scatter", "all_gather", "concat", "copy", "synchronise")
 
 
-def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[str, Any]:
-    """Return the key ``train`` of the summary of a run."""
+def train_report(
+    trace: Trace, training: Training, schedule: Schedule, sure: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the key ``train`` of the summary of a run whose `step_interval` is `sure`."""
     peaks = peaks_of(training, trace)
     step, layout = trace.makespan_ns, training.layout
     seconds = step / NS_PER_S
@@ -184,7 +186,6 @@ def train_report(trace: Trace, training: Training, schedule: Schedule) -> dict[s
     times = _times(trace, training, schedule)
     messages = exposed_communication(DerivedColumns(trace)).values()
     exposed = max((sum(parts.values()) for parts in messages), default=0)
-    sure = step_interval(training, schedule, step)
     load = training.work.load if training.model.experts else None
     return {
         "step_ns": step,

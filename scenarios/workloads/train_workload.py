@@ -348,8 +348,9 @@ class Train(Workload):
         names = [device.name for device in devices.devices]
 
         def report(trace: Trace) -> dict[str, Any]:
-            told: dict[str, Any] = {"train": train_report(trace, training, schedule)}
-            if (sure := step_interval(training, schedule, trace.makespan_ns)) is not None:
+            sure = step_interval(training, schedule, trace.makespan_ns)
+            told: dict[str, Any] = {"train": train_report(trace, training, schedule, sure)}
+            if sure is not None:
                 told["makespan_interval"] = sure
             if training.parameters_apart:
                 return told

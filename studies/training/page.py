@@ -198,7 +198,7 @@ def _where(rows: Sequence[Published]) -> str:
     for row in (row for name in _SHOWN for row in rows if row.id == name):
         assert row.training is not None
         of = replace(row.training, calibration=shipped(row.hardware))
-        report = train_report(step_trace(of), of, of.schedule)
+        report = train_report(step_trace(of), of, of.schedule, None)
         head.append(f"{row.group.split('|')[2].replace('_', ' ')}, {row.hardware}")
         for what, said in shares.items():
             said.append(_percent(report["ranks"][0]["time_ns"].get(what, 0) / report["step_ns"]))
