@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
@@ -137,7 +137,8 @@ def why_not_at(trace: Trace, policy: str, op: str, at_ns: int) -> str:
         Name as in expectations.
     at_ns : int
     """
-    held = held_at(schedule_of(trace, "", policy=policy), results.row_names(trace).index(op), at_ns)
+    row = results.row_of(trace, op)
+    held = None if row is None else held_at(schedule_of(trace, "", policy=policy), row, at_ns)
     return f"\n  at {format_duration(at_ns)} {held.told}" if held else ""
 
 
@@ -248,12 +249,12 @@ class Expectation(NamedTuple):
         with self.document.placing(*self.loc):
             return self.document.file(str(self.condition["equals"]))
 
-    def check_name(self, known: Mapping[str, Sequence[str]], *, with_table: bool = True) -> None:
+    def check_name(self, known: Mapping[str, Set[str]], *, with_table: bool = True) -> None:
         """Raise before the run if it will not have a name.
 
         Parameters
         ----------
-        known : mapping of str to sequence of str
+        known : mapping of str to set of str
             Names of ``device``, ``link``, ``op`` and ``recovery``.
         with_table : bool
             Whether the table of a schedule must exist.
@@ -268,12 +269,13 @@ class Expectation(NamedTuple):
         if of and name and name not in known[of]:
             raise self._unknown(self.loc, of, name, known[of])
         if results.RESULTS[kind].unit is results.ORDER:
-            listed = self.condition["equals"]
-            for i, op in enumerate(listed):
+            seen: set[str] = set()
+            for i, op in enumerate(self.condition["equals"]):
                 if op not in known["op"]:
                     raise self._unknown((*self.loc, i), "op", op, known["op"])
-                if op in listed[:i]:
+                if op in seen:
                     raise self.document.error((*self.loc, i), f"names the op {op!r} twice")
+                seen.add(op)
         if with_table and (table := self.table) is not None:
             with self.document.placing(*self.loc):
                 if not table.exists():
@@ -290,7 +292,7 @@ class Expectation(NamedTuple):
         what = f"{kind}.{seen_as(name)}" if name else kind
         return self._replace(what=what, condition=condition)
 
-    def _unknown(self, loc: Loc, of: str, name: str, known: Sequence[str]) -> ScenarioError:
+    def _unknown(self, loc: Loc, of: str, name: str, known: Set[str]) -> ScenarioError:
         return self.document.error(loc, f"unknown {of} {name!r}{hint(name, known)}", key=True)
 
     def hold(
@@ -331,8 +333,8 @@ class Expectation(NamedTuple):
         }
         condition = resolve(self.condition, references)
         if isinstance(actual, list):
-            listed = condition["equals"]
-            actual = [op for op in actual if op in set(listed)]
+            listed = set(condition["equals"])
+            actual = [op for op in actual if op in listed]
         wanted = ", ".join(
             results.WORDS[key] + result.unit.show(value) + (f" ({beside[key]})" if key in beside else "")
             for key, value in condition.items()
@@ -365,9 +367,10 @@ class Expectation(NamedTuple):
             return why_not_at(run.trace, run.policy, name, meant) if meant < actual else ""
         if not isinstance(actual, list):
             return ""
-        missing = [op for op in condition["equals"] if op not in actual]
-        if missing:
-            return f"\n  {missing[0]!r} does not run{f' on {name}' if name else ''}"
+        run_here = set(actual)
+        for op in condition["equals"]:
+            if op not in run_here:
+                return f"\n  {op!r} does not run{f' on {name}' if name else ''}"
         early, late = next((a, b) for a, b in zip(actual, condition["equals"], strict=True) if a != b)
         start = results.RESULTS["start"]
         at, then = (int(start.get(run.summary, run.trace, op) or 0) for op in (early, late))

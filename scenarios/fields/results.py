@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from sim.base import units
-from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, SimError, StuckError, hint
+from sim.base.arrays import IntArray
+from sim.base.errors import (
+    InfeasibleError,
+    InputError,
+    OutOfMemoryError,
+    SimError,
+    StuckError,
+    UnknownNameError,
+    hint,
+)
 from sim.graph.attributes import flag
 from sim.job.job import Job
 from sim.objectives import OBJECTIVES
@@ -184,15 +193,13 @@ class _Result(NamedTuple):
             here = trace.executed
             if name:
                 here = here & (trace.device == trace.job.machine.device_index(name))
-            names = row_names(trace)
-            return [names[row] for row in np.flatnonzero(here)]
+            return row_names(trace, np.flatnonzero(here))
         if self.unit is OUTCOME:
             return "an op failed" if trace.failed else DONE
         if self.unit is FILE:
             return None
         if self.of == "op":
-            rows = (row for row, op in enumerate(row_names(trace)) if op == name and trace.executed[row])
-            row = next(rows, None)
+            row = row_of(trace, name)
             return None if row is None else int(trace.tasks[self.key][row])
         found: Any = summary
         if self.of == "recovery" and not name:
@@ -386,19 +393,32 @@ def label_result(axis: XAxis | YAxis, what: str) -> None:
     axis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y) if y else "0")
 
 
-def row_names(trace: Trace) -> list[str]:
-    """Return the name of each row of the trace, in start order."""
-    names = task_names(trace.job)
-    tasks = trace.tasks["iteration"] * len(trace.job.graph) + trace.tasks["op"]
-    return [names[task] for task in tasks.tolist()]
-
-
-def task_names(job: Job) -> list[str]:
-    """Return the name of each task: its op, with the iteration if there are several."""
+def task_names(job: Job) -> set[str]:
+    """Return the names of all tasks: of the op, with the iteration if there are several."""
     ops = job.graph.op_names
     if job.iterations == 1:
-        return list(ops)
-    return [f"{op}[{i}]" for i in range(job.iterations) for op in ops]
+        return set(ops)
+    return {f"{op}[{i}]" for i in range(job.iterations) for op in ops}
+
+
+def row_names(trace: Trace, rows: IntArray) -> list[str]:
+    """Return the name of the task at each of some rows of the trace."""
+    names, tasks = trace.job.graph.op_names, trace.tasks
+    ops = tasks["op"][rows].tolist()
+    if trace.job.iterations == 1:
+        return [names[op] for op in ops]
+    return [f"{names[op]}[{i}]" for op, i in zip(ops, tasks["iteration"][rows].tolist(), strict=True)]
+
+
+def row_of(trace: Trace, name: str) -> int | None:
+    """Return the first row of a task that executed, or None."""
+    op, _, iteration = name[:-1].rpartition("[") if trace.job.iterations > 1 else (name, "", "0")
+    try:
+        this = (trace.tasks["op"] == trace.job.graph.index(op)) & (trace.tasks["iteration"] == int(iteration))
+    except (UnknownNameError, ValueError):  # another run has a task of this name
+        return None
+    rows = np.flatnonzero(this & trace.executed)
+    return int(rows[0]) if rows.size else None
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -250,7 +250,6 @@ def run_case(
     job = job or job_of(case)
     job = job if change is None else change(job)
     training = _training_of(case)
-    known = names_of(job, () if training is None else tuple(training.recoveries))
     expectations = tuple(
         expectation
         for expectation in case.expectations
@@ -259,6 +258,7 @@ def run_case(
     )
     if (folding := job.machine.folding) is not None:
         expectations = tuple(expectation.on(folding.seen_as) for expectation in expectations)
+    known = names_of(job, () if training is None else tuple(training.recoveries)) if expectations else {}
     for expectation in expectations:
         expectation.check_name(known, with_table=not new_tables)
     recordings: Recordings | None = {} if record_memory else None
@@ -274,13 +274,13 @@ def run_case(
     return Result(case, trace, expectations, tuple(tried), recordings, training, new_tables)
 
 
-def names_of(job: Job, recoveries: Sequence[str] = ()) -> dict[str, list[str]]:
+def names_of(job: Job, recoveries: Sequence[str] = ()) -> dict[str, set[str]]:
     """Return the names that expectations of a run may refer to."""
     return {
-        "device": [device.name for device in job.machine.devices],
-        "link": [link.name for link in job.machine.links],
+        "device": {device.name for device in job.machine.devices},
+        "link": {link.name for link in job.machine.links},
         "op": task_names(job),
-        "recovery": list(recoveries),
+        "recovery": {*recoveries},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -231,6 +232,17 @@ def test_what_is_said_of_a_late_start_and_of_an_op_elsewhere(tmp_path: Path) -> 
     text = changed("a: {duration: 10us", "a: {duration: 10us, device: cpu1", text)
     [elsewhere] = run(tmp_path, "order.cpu0: [a, b]", text).outcomes
     assert elsewhere.told == "order.cpu0 is [b], expected [a, b]\n  'a' does not run on cpu0"
+
+
+def test_many_expectations_of_many_tasks_take_some_seconds(tmp_path: Path) -> None:
+    n, chain = 20_000, "ops: {a: {duration: 1us, inputs: [{from: a, distance: 1}]}}"
+    text = f"machine: {{devices: {{cpu0: {{kind: cpu}}}}}}\nworkload: {{{chain}}}\niterations: {n}\n"
+    ends = [f"'end.a[{i}]': {i + 1}us" for i in range(0, n, 40)]
+    order = ", ".join(f"'a[{i}]'" for i in range(n))
+    result = run(tmp_path, ", ".join([*ends, f"order: [{order}]"]), text + "policy: {name: ready-queue}\n")
+    begun = time.process_time()
+    assert result.passed
+    assert time.process_time() - begun < 4
 
 
 def test_names_are_looked_at_before_anything_runs(tmp_path: Path) -> None:
