@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -282,41 +283,39 @@ def update(result: Result) -> list[Updated]:
     OSError
         A file cannot be written.
     """
-    found = []
+    found, read = [], cache(read_yaml)
+    new: dict[tuple[int, int], str] = {}
     for outcome in result.outcomes:
         if not outcome.passed:
             try:
-                found.append(Updated(outcome, f"written: {_outcome_text(outcome, result)}", True))
+                values, told = _changes(outcome, result, read)
+                new |= {(node.place.line, node.place.column): text for node, text in values}
+                found.append(Updated(outcome, f"written: {told}", True))
             except InputError as error:
                 found.append(Updated(outcome, f"not written: {error}", False))
+    if new:
+        rewrite_file(result.case.scenario.document.path, new)
     return found
 
 
-def _outcome_text(outcome: Outcome, result: Result) -> str:
-    table = outcome.expectation.table
-    if table is None:
-        return _rewritten(outcome)
-    expected = result.case.base.expected_cases()
-    holders = [case.label for case in expected if any(each.table == table for each in case.expectations)]
-    write_golden(table, result, holders)
-    return str(outcome.condition["equals"])
-
-
-def _rewritten(outcome: Outcome) -> str:
-    """Change the scenario file, which may have changed since it was read; return what was written."""
+def _changes(
+    outcome: Outcome, result: Result, read: Callable[[Path], Node]
+) -> tuple[list[tuple[Node, str]], str]:
+    """Return scalars and their new text, and what is said of them; a table is written at once."""
     expectation = outcome.expectation
-    path = expectation.document.path
-    there = _node(expectation, expectation.loc, read_yaml(path))
+    if (table := expectation.table) is not None:
+        expected = result.case.base.expected_cases()
+        holders = [case.label for case in expected if any(each.table == table for each in case.expectations)]
+        write_golden(table, result, holders)
+        return [], str(outcome.condition["equals"])
+    there = _node(expectation, expectation.loc, read(expectation.document.path))
     if result_named(outcome.what).unit is ORDER:
-        values, told = _find_reordered(outcome, there), f"[{', '.join(outcome.actual)}]"
-    else:
-        whole = not isinstance(there.value, dict)
-        nodes = {"equals": there} if whole else there.value
-        percent = {key for key, node in nodes.items() if str(node.value).endswith("%")}
-        values = [(nodes[key], text) for key, text in new_values(outcome, percent=percent).items()]
-        told = ", ".join(f"{text} in place of {node.value}" for node, text in values)
-    rewrite_file(path, {(node.place.line, node.place.column): text for node, text in values})
-    return told
+        return _find_reordered(outcome, there), f"[{', '.join(outcome.actual)}]"
+    whole = not isinstance(there.value, dict)
+    nodes = {"equals": there} if whole else there.value
+    percent = {key for key, node in nodes.items() if str(node.value).endswith("%")}
+    values = [(nodes[key], text) for key, text in new_values(outcome, percent=percent).items()]
+    return values, ", ".join(f"{text} in place of {node.value}" for node, text in values)
 
 
 def _node(expectation: Expectation, loc: Loc, root: Node) -> Node:
@@ -333,7 +332,8 @@ def _node(expectation: Expectation, loc: Loc, root: Node) -> Node:
 def _find_reordered(outcome: Outcome, there: Node) -> list[tuple[Node, str]]:
     """Return the nodes in a list of ops that get another name."""
     listed: Any = there.value["equals"].value if isinstance(there.value, dict) else there.value
-    missing = [str(node.value) for node in listed if str(node.value) not in outcome.actual]
+    run_here = set(outcome.actual)
+    missing = [str(node.value) for node in listed if str(node.value) not in run_here]
     if missing:  # it never ran, or was folded into another rank
         raise InputError(f"{missing[0]!r} is not among them")
     pairs = zip(listed, outcome.actual, strict=True)

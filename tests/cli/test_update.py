@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario_texts import GOOD, HEAD_OF_LINE, changed, write
 
+from scenarios import regression
 from scenarios.expectations import Expectation, Outcome, Relative, read_relative, resolve
 from scenarios.fields.results import RESULTS, holds
 from scenarios.file.document import Document
@@ -71,6 +72,18 @@ def test_what_failed_is_written_anew_and_nothing_else(tmp_path: Path, end: str, 
     before = path.stat().st_mtime_ns
     assert sim("check", "--update", path).stdout.splitlines()[-1] == "2 runs, all as expected"
     assert path.stat().st_mtime_ns == before
+
+
+def test_a_file_is_read_and_written_once_for_all_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[dict[object, str]] = []
+    monkeypatch.setattr(regression, "rewrite_file", lambda path, new: written.append(new))
+    head, _, _ = GOOD.partition("expect:")
+    text = head + "expect: {makespan: 1us, tasks: 5, order: [b, a]}\n"
+    [checked] = check_file(write(tmp_path, text), new_values=True)
+    assert checked.exit_status == 0
+    assert [[*new.values()] for new in written] == [["45us", "4", "a", "b"]]
 
 
 def test_what_stands_in_another_file_stays(tmp_path: Path) -> None:
