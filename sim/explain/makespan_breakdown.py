@@ -181,12 +181,13 @@ def _waits_for(f: DerivedColumns, d: int) -> dict[str, int]:
     here = (pieces.device == d) & np.isin(pieces.reason, [REASONS.index(reason) for reason in counted])
     mine = np.flatnonzero(f.device == d)
     mine = mine[np.argsort(f.begins[mine], kind="stable")]
+    begins = f.begins[mine]
     last = int(f.row_end.argmax())
     found: Counter[str] = Counter()
     told = (pieces.start_ns, pieces.length_ns, pieces.row)
     for start, ns, row in zip(*(column[here].tolist() for column in told), strict=True):
         if is_pipeline(f) and row != UNSET:  # for the slot that comes next, whichever could have
-            row = int(mine[np.searchsorted(f.begins[mine], start + ns)])
+            row = int(mine[np.searchsorted(begins, start + ns)])
         walk.back(last if row == UNSET else row, start, start + ns, found)
     return dict(sorted((+found).items(), key=lambda item: (-item[1], item[0])))
 
@@ -310,7 +311,7 @@ def breakdown_line(f: DerivedColumns) -> str:
         phases += f"; most of it waiting for {next(iter(own.waits_for), '')}"
         told = [term + f" ({phases})" * term.endswith(" bubble") for term in told]
     rest = f.trace.makespan_ns - sum(terms[part] for part in largest)
-    used = [device for device in f.devices if device.name in _used_names(f)]
+    used = [f.devices[d] for d in np.unique(f.device).tolist()]
     of = f"{own.device}: " if len(used) > 1 else ""
     host = [device.workers for device in used if device.name == own.device] > [0]
     if host and any(not device.workers for device in used):

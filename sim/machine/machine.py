@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -265,7 +266,7 @@ class Machine:
 
     def stream_name(self, stream: int) -> str:
         """Return ``gpu0/1`` for the second stream of gpu0, ``cpu0/w1`` for a worker."""
-        device = int(np.searchsorted(self.first_stream, stream, side="right")) - 1
+        device = bisect_right(self.first_stream, stream) - 1
         lane = stream - self.first_stream[device]
         worker = "w" if self.devices[device].workers else ""
         return f"{self.devices[device].name}/{worker}{lane}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from time import process_time
 from typing import Any
 
 from examples import examples
@@ -218,6 +219,18 @@ def test_a_pipeline_has_a_bubble_of_three_phases() -> None:
         + most
     )
     assert change_text(gpipe, one_f_one_b) in ("equally fast", "the same")
+
+
+def test_what_is_said_of_five_thousand_devices_takes_some_seconds() -> None:
+    b = GraphBuilder("one op on each")
+    for d in range(5_000):
+        b.op(f"op{d}", duration_ns=1 + d, device=f"gpu{d}")
+    f = DerivedColumns(
+        simulate(b.build(), Machine(tuple(Device(f"gpu{d}") for d in range(5_000))), InOrder())
+    )
+    begun = process_time()
+    assert breakdown_line(f) == "gpu4999: 5 us computing"
+    assert process_time() - begun < 4
 
 
 def test_phases_of_a_bubble_add_up_to_it_under_every_schedule_and_over_steps() -> None:
