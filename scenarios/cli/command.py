@@ -127,9 +127,9 @@ def _named_in(name: str) -> Iterator[tuple[str, str]]:
     with suppress(InputError, OSError):  # errors in it are reported when it is run
         document = Document.read(name)
         for text in texts_in(document.root.plain(leave_out=("expect", "compare"))):
-            with suppress(InputError, OSError, ValueError):
-                if (path := document.file(text)).is_file():
-                    yield str(path), f"which {name} names"
+            if os.path.isfile(document.directory / text):
+                with suppress(InputError):
+                    yield str(document.file(text)), f"which {name} names"
 
 
 class _Sim(TyperGroup):

@@ -21,6 +21,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -161,7 +162,7 @@ def read_yaml(path: str | Path) -> Node:
             f"{source}: {len(content) / 10**6:.0f} MB of YAML take about {took_s:.0f} s to read; {advice}"
         )
         warnings.warn(message, stacklevel=2)
-    return read_yaml_text(_decode(content, source), source)
+    return _tree(_decode(content, source), source)
 
 
 def _decode(content: bytes, source: str) -> str:
@@ -208,6 +209,10 @@ def read_yaml_text(text: str, source: str, *, places: bool = True) -> Node:
     if composer.root is None or composer.root.value is None:
         raise ScenarioError(f"{source}: is empty")
     return composer.root
+
+
+_tree = lru_cache(maxsize=1)(read_yaml_text)
+"""... of the last file: a command that writes looks first whether the scenario names what is written."""
 
 
 def texts_in(value: Any) -> Iterator[str]:

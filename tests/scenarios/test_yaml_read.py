@@ -217,10 +217,16 @@ def test_who_waits_for_a_long_file_is_told_before_of_graph_files(
 ) -> None:
     path = tmp_path / "long.yaml"
     path.write_text("a: 1\n" + "#" * LONG_BYTES)
-    monkeypatch.setattr(
-        yaml_read, "read_yaml_text", lambda text, source: pytest.fail("parsed before it said so")
-    )
+    monkeypatch.setattr(yaml_read, "_tree", lambda text, source: pytest.fail("parsed before it said so"))
     with pytest.raises(
         UserWarning, match=r"4 MB of YAML take about 5 s to read; keep a large graph in a graph"
     ):
         read_yaml(path)
+
+
+def test_a_file_that_is_as_before_is_not_parsed_again(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("a: 1\n")
+    assert read_yaml(path) is read_yaml(path)
+    path.write_text("a: 2\n")
+    assert read_yaml(path).plain() == {"a": 2}
