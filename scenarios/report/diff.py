@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.replay import Planned, ReplayPlan
 from scenarios.file.document import Document
 from scenarios.importers import load_graph
 from scenarios.importers.files import read_head
@@ -20,6 +22,7 @@ from scenarios.run.execute import run_case
 from scenarios.run.scenario import Case, Scenario, scenario_of
 from sim.base.arrays import UNSET, IntArray, group_pairs
 from sim.base.errors import InputError
+from sim.base.files import read_bytes
 from sim.base.plugins import NOTHING, Allowed
 from sim.diff.differences import Differences, PathChange, idle_change, path_change
 from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
@@ -404,6 +407,8 @@ def _kind(path: str) -> str:
     if os.path.isdir(path):
         return "recording"
     head = read_head(path, 4096)
+    if head.startswith(b'{"devices":'):  # a plan, whose keys are sorted: its schema may come later
+        head = read_bytes(path)
     if head.lstrip()[:1] == b"[" and b'"op"' in head:
         return "table"
     schema = _SCHEMA.search(head)
@@ -485,12 +490,14 @@ def _of_plan(one: _One, other: _One) -> Side:
         raise InputError(f"{one.path}: {_NO_TIMES}")
     if one.policy is not None:
         raise InputError(f"--policy {one.policy}: {one.path} is a plan, which decides everything")
-    own = _scenario(other).case(other.policy)
-    policy = f"{{name: replay, file: {os.path.abspath(one.path)!r}"
-    policy += f", synchronisation: {own.decisions.policy.synchronisation}}}"
-    outside = one.allowed._replace(outside=True)  # the command line names the plan, not the scenario
-    follows = one._replace(path=other.path, own=[*one.own, f"policy={policy}"], allowed=outside)
-    return _of_case(_scenario(follows).case(), one.own, _name(one.path))
+    own = _scenario(one._replace(path=other.path)).case(other.policy)
+    policy = ReplayPlan(file=Path(one.path), synchronisation=own.decisions.policy.synchronisation)
+    decided: dict[str, Any] = {"policy": policy, "streams": Planned(policy.plan)}
+    if (
+        not own.decisions.compile
+    ):  # which places the ops of the scenario, and the plan those that it makes of them
+        decided["placement"] = decided["streams"]
+    return _of_case(own.deciding(**decided, label=_name(one.path)), one.own)
 
 
 # -- tables and recordings --------------------------------------------------------------------------

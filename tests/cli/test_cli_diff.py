@@ -196,6 +196,22 @@ def test_a_plan(tmp_path: Path) -> None:
     assert answer(plan, path, "--policy", "window 4")["same"]
 
 
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "machine: {devices: {gpu0: {kind: gpu, streams: 2}}}\n"
+        "workload: {build: {model: branchy, blocks: 60, width: 4, duration: 10us}}\n"  # the schema comes late
+        "policy: {name: ready-queue, streams: per-branch}\n",
+        "workload: {pipeline: {stages: 2, micro_batches: 3, forward: 1ms, backward: 2ms}}\npolicy: 1f1b\n",
+    ],
+)
+def test_a_run_under_its_own_plan_is_the_same(tmp_path: Path, scenario: str) -> None:
+    path, plan = tmp_path / "s.yaml", tmp_path / "plan.json"
+    path.write_text(scenario)
+    assert sim("run", path, "--plan", plan).exit_code == 0
+    assert answer(path, plan)["same"]
+
+
 def test_the_page_shows_what_is_printed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     page = (root / "docs" / "diff.md").read_text(encoding="utf-8")
