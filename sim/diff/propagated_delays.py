@@ -266,10 +266,14 @@ def _causes(schedule: OpSchedule, rows: IntArray) -> tuple[IntArray, BoolArray]:
     assert f is not None
     start = schedule.start_ns[rows]
     cause, latest, issues = np.full(len(rows), UNSET), np.full(len(rows), -1), np.zeros(len(rows), bool)
+    on_the_way = np.full(len(schedule), UNSET)  # the transfer that a transfer waited for
+    for row in rows[(rows >= f.n) & (f.data[rows] < start)].tolist():
+        on_the_way[row] = f.transfer_that_ended(row, int(schedule.start_ns[row]))
     for column, by_issuer in (
         (f.last_producer, False),
         (f.before_on_lane, False),
         (f.before_in_line, False),
+        (on_the_way, False),
         (f.before_at_issuer, True),
     ):
         whole = np.append(column, np.full(len(schedule) - len(column), UNSET))

@@ -189,6 +189,20 @@ def test_what_is_carried_along_did_not_move_by_itself() -> None:
     assert d.largest(d.moved_ns, 1) == [2]
 
 
+def test_a_transfer_is_carried_along_by_the_one_before_it_on_its_link() -> None:
+    """a is sent from 10 to 40, b from then on, as the link is not shared; in B a takes until 70."""
+    ops = {"a": (10, "gpu0", []), "b": (10, "gpu0", []), "c": (1, "gpu1", ["a", "b"])}
+
+    def over(bytes_per_s: int) -> Trace:
+        link = Link("link", "gpu0", "gpu1", bandwidth_bytes_per_s=bytes_per_s, sharing="serial")
+        return run(ops, Machine(gpus(2).devices, (link,), network=make_network), nbytes=300)
+
+    d = compared(over(10**10), over(5 * 10**9))
+    own = own_ns(d)
+    assert own is not None
+    assert (sorted(d.moved_ns.tolist()), own.any()) == ([0, 0, 0, 30, 60], False)
+
+
 def test_head_of_line_blocking() -> None:
     ops = {n: (ns, "cpu0", i) for n, ns, i in (("a", 40, []), ("b", 10, ["a"]), ("c", 10, []), ("d", 30, []))}
     machine = Machine((Device("cpu0", "cpu", workers=2),))
