@@ -131,7 +131,8 @@ def _held_beside_others(f: DerivedColumns, d: int) -> int:
     if f.devices[d].workers < 2:
         return 0
     rows = np.flatnonzero((f.device == d) & (f.lane >= 0))
-    spans = [(f.begins, f.end), (f.taken, f.let_go), (f.data[: f.n], f.taken)]
+    could = np.maximum(f.data[: f.n], f.released)
+    spans = [(f.begins, f.end), (f.taken, f.let_go), (could, f.taken)]
     levels = [in_use(start[rows], end[rows], np.ones(len(rows), np.int64)) for start, end in spans]
     times = np.unique(np.concatenate([times for times, _ in levels]))
     executing, working, held = (at[np.searchsorted(t, times, side="right") - 1] for t, at in levels)

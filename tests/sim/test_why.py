@@ -161,6 +161,15 @@ def test_a_policy_that_holds_back_counts_for_all_that_it_holds_back() -> None:
     )
 
 
+def test_what_is_not_released_yet_is_not_held_back_by_the_policy() -> None:
+    """A worker is free from the beginning, and b may start at 30."""
+    b = GraphBuilder("released")
+    b.op("a", duration_ns=20)
+    b.op("b", duration_ns=10, attributes={"release": 30})
+    trace = simulate(b.build(), Machine((CPU,)), ReadyQueue())
+    assert makespan_parts(trace) == {"compute": 30, "release": 10}
+
+
 def test_idle_time_is_put_down_to_what_ran_elsewhere() -> None:
     """gpu0 waits for b on gpu1 and the way there and back; the device of the question may be named."""
     b = GraphBuilder("there and back")
