@@ -89,7 +89,7 @@ def _deadlock(run: RunState) -> StuckError:
         if producers:
             why = f"waits for {list_names([name(p) for p in producers], 3)}"
         else:
-            why = f"has all its inputs; {type(run.policy).__name__} never issues it, or its stream is blocked"
+            why = "has all its inputs; the policy never issues it, or its stream is blocked"
         lines.append(f"{name(id)} {why}")
     if len(waiting) > _SHOWN:
         lines.append(f"... and {len(waiting) - _SHOWN} more")
