@@ -8,6 +8,7 @@ import numpy as np
 
 from sim.base.errors import StuckError, list_names
 from sim.engine.state import RunState
+from sim.graph.failures import FAILED
 from sim.graph.walks import a_cycle
 from sim.machine.links import Message
 from sim.trace import Trace
@@ -56,9 +57,10 @@ def _cut_short(run: RunState) -> None:
     assert run.breakdowns is not None
     assert run.open is not None
     for task in run.open.values():
-        if task.group >= 0 and 0 <= task.start_ns <= run.now_ns:
+        if task.group >= 0 and task.start_ns >= 0:
             task.status, task.end_ns = run.breakdowns.status(task)
-            run.tasks.add(task)
+            if task.start_ns <= task.end_ns - (task.status == FAILED):  # a processor may plan a start
+                run.tasks.add(task)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -19,13 +19,13 @@ def cores(c: Columns) -> None:
 
     A CPU that slices time may run more ops than it has cores for, each slower: then its completed work
     (in core ns) is at most its cores times its busy time. The cores of a collective, which mostly waits, are
-    up to the device.
+    up to the device; what a task had done that was cut off is unknown.
     """
     of_op = least_cores_of_ops(c.job)
     for d, device in enumerate(c.machine.devices):
         if not device.cores:
             continue
-        rows = np.flatnonzero((c.device == d) & ~c.alone & ~c.job.meets[c.op])
+        rows = np.flatnonzero((c.device == d) & ~c.alone & ~c.cut & ~c.job.meets[c.op])
         start, end, need = c.start[rows], c.end[rows], of_op[c.op[rows]]
         alone = c.trace.alone_ns[rows]
         if (end - start > alone).any():

@@ -18,6 +18,7 @@ from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
+from policies.streams import RoundRobinStreams
 from scenarios.ops.control_flow import while_loop
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
 from sim.base.errors import InputError, InvariantError, RunError, StuckError
@@ -135,6 +136,20 @@ def test_cores_slow_down_with_their_worker() -> None:
         b.op(name, duration_ns=20, device="cpu0")
     faults = Faults((once("neighbour", 10, kind="worker", factor=Fraction(2), lasts_ns=40),))
     assert run(b.build(), Machine((cpu,)), faults).makespan_ns == 60
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"), [("gpu", {"sms": 4, "streams": 2}), ("cpu", {"cores": 1, "workers": 2})]
+)
+def test_what_shares_a_device_that_fails_is_cut_off_if_it_has_begun(kind: str, more: dict[str, int]) -> None:
+    """A kernel that has all SMs keeps the other from starting until 20 ns; threads take turns on a core."""
+    device = make_device("d", {"kind": kind, "sharing": "sm" if kind == "gpu" else "time", **more})
+    b = GraphBuilder("two")
+    for name in "ab":
+        b.op(name, duration_ns=20, device="d", attributes={"grid": 4} if kind == "gpu" else None)
+    faults = Faults((once("crash", 8),), health_check=HealthCheck(30))
+    trace = run(b.build(), Machine((device,)), faults, streams=RoundRobinStreams())
+    assert trace.tasks["end_ns"].tolist() == ([8] if kind == "gpu" else [8, 8])
 
 
 @pytest.mark.parametrize(
