@@ -380,6 +380,17 @@ def test_several_threads_and_devices(trace):
     assert graph.duration_ns[graph.index("synchronize.2")] == 2_000  # from 18, when b ends, to 20
 
 
+def test_what_rocm_leaves_out(trace):
+    """Some profilers of ROCm note no grid, others but one number and the place in the trace."""
+    launch, kernel = host("hipLaunchKernel", 1, 0, 5), gpu("a", 1, 10, 5, grid=[0, 0, 0], block=[0, 0, 0])
+    for old in (False, True):
+        events = [{**each, "args": {"External id": 1}} if old else each for each in (launch, kernel)]
+        graph = trace(*events)
+        assert edges(graph) == {("launch.0", "a.0")}
+        assert graph.attribute("stream") == {1: 7}
+        assert not graph.attribute("grid")
+
+
 def test_a_rank_alone_needs_no_size_of_its_job(tmp_path):
     """Holistic Trace Analysis adds ``rank`` to traces of one process."""
     path = tmp_path / "trace.json"
@@ -450,7 +461,7 @@ def test_what_pytorch_calls_a_collective_is_its_kind(trace):
         ([], "no kernel, copy or fill of a GPU in the trace"),
         ([gpu("a", 1, "now", 5)], r"traceEvents\[0\] \(a\): ts: 'now' is no time in microseconds"),
         ([gpu("a", 1, -1, 5)], r"traceEvents\[0\] \(a\): ts: -1 is no time in microseconds"),
-        ([{**gpu("a", 1, 0, 5), "args": {}}], r"traceEvents\[0\] \(a\): no 'device'"),
+        ([{**gpu("a", 1, 0, 5), "args": {}}], r"traceEvents\[0\] \(a\): no 'correlation'"),
         ([{**gpu("a", 1, 0, 5), "args": 3}], r"traceEvents\[0\] \(a\): "),
         (
             [gpu("a", 1, 0, 5, stream="x")],

@@ -312,6 +312,8 @@ _FACTS: Final = {
     "grid": "grid", "block": "block", "registers": "registers per thread", "shared_memory": "shared memory",
 }  # fmt: skip
 """Our names of the recorded properties of a kernel."""
+_UNKNOWN: Final = [0, 0, 0]
+"""A grid or block that ROCm did not tell the profiler."""
 _MODULE: Final = "nn.Module: "
 """Prefix of a module's call in the profiler's stack of Python functions."""
 _STEP: Final = "ProfilerStep#"
@@ -434,7 +436,7 @@ class EventColumns:
     def _look_at_calls(self, events: Sequence[Event]) -> None:
         pid = wholes([event.pid for event in events], "pid").tolist()
         tid = wholes([event.tid for event in events], "tid").tolist()
-        correlation = wholes([own["correlation"] for own in _notes_of(events)], "correlation")
+        correlation = _launch_numbers(_notes_of(events))
         self.add_calls(_names(events), zip(pid, tid, strict=True), correlation, *_spans(events))
 
     def add_calls(
@@ -450,11 +452,12 @@ class EventColumns:
 
     def _look_at_tasks(self, events: Sequence[Event]) -> None:
         args, (start_ns, end_ns) = _notes_of(events), _spans(events)
-        device, correlation = (
-            wholes([own[key] for own in args], key).tolist() for key in ("device", "correlation")
-        )
+        of = [*zip(args, events, strict=True)]
+        device = wholes([own.get("device", event.pid) for own, event in of], "device").tolist()
+        correlation = _launch_numbers(args).tolist()
         on = [_QUEUE if _QUEUE in own else "stream" for own in args]
-        stream = wholes([own[key] for own, key in zip(args, on, strict=True)], "stream").tolist()
+        stream = [own.get(key, event.tid) for key, (own, event) in zip(on, of, strict=True)]
+        stream = wholes(stream, "stream").tolist()
         place = map(sys.intern, _names(events)), device, stream, correlation, start_ns.tolist()
         rows = zip(*place, (end_ns - start_ns).tolist(), strict=True)
         self.tasks += (GpuTask(*row, *_task_fields(own)) for row, own in zip(rows, args, strict=True))
@@ -508,6 +511,11 @@ def _notes_of(events: Sequence[Event], otherwise: Any = ABSENT) -> Sequence[Fiel
     return all_arguments([otherwise if event.args is ABSENT else event.args for event in events])
 
 
+def _launch_numbers(args: Sequence[Fields]) -> IntArray:
+    """Return the number of each call and its tasks; old Kineto for ROCm notes nothing but ``External id``."""
+    return wholes([own.get("correlation", own.get("External id", ABSENT)) for own in args], "correlation")
+
+
 def _copy_member(value: Any) -> bytes:
     """Return a member as JSON, independent of the events' text; empty if it is missing."""
     if value is None:
@@ -542,7 +550,7 @@ def noted_wait(args: Mapping[str, Any]) -> Noted:
 
 def _task_fields(args: Fields) -> tuple[Any, ...]:
     """Return the fields of a `GpuTask` from `nbytes` on."""
-    facts = {key: args[name] for key, name in _FACTS.items() if name in args}
+    facts = {key: args[name] for key, name in _FACTS.items() if args.get(name, _UNKNOWN) != _UNKNOWN}
     group = None
     if "Process Group Name" in args:
         group = str(args["Process Group Name"]), str(args.get("Process Group Ranks", ""))
