@@ -254,11 +254,10 @@ def moe_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     tiles = np.ceil(rows[:, None] / tile)
     across = ((np.ceil(2 * inter / 128) + np.ceil(hidden / 128)) * active)[:, None]
     depth = 3 * hidden * inter / (2 * inter + hidden)  # k of the two products, weighted by their columns
-    blocks = tiles * across
+    blocks, weights = tiles * across, 3 * active * hidden * inter  # weights of the last run are in L2, too
     return KernelWork(
-        flops=2 * (active * 3 * hidden * inter)[:, None] * tiles * tile,
-        dram_bytes=3 * active * hidden * inter * element,
-        warm_bytes=2 * tokens * hidden * 2 + pairs * (2 * hidden + 3 * inter) * 2,
+        flops=2 * weights[:, None] * tiles * tile,
+        warm_bytes=element * weights + 2 * (2 * tokens * hidden + pairs * (2 * hidden + 3 * inter)),
         load_bytes=blocks * (tile + 128) * depth[:, None] * element,
         blocks=blocks,
         steps=depth[:, None] * (element / 2) + 0 * blocks,
@@ -293,7 +292,6 @@ def scan_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     whole = batch * length * channels
     return KernelWork(
         flops=8 * whole,
-        dram_bytes=0 * whole,
         warm_bytes=4 * whole,
         load_bytes=4 * whole,
         blocks=batch * np.ceil(channels / 64) * np.ceil(length / 256),
@@ -318,8 +316,7 @@ def delta_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     whole = batch * length * heads
     return KernelWork(
         flops=whole * 128 * 128 * 8,
-        dram_bytes=batch * heads * 128 * 128 * 8,
-        warm_bytes=whole * 128 * 2 * 8,
+        warm_bytes=batch * heads * 128 * 128 * 8 + whole * 128 * 2 * 8,
         load_bytes=whole * 128 * 2 * 16,
         blocks=batch * heads * 2,
         steps=length,

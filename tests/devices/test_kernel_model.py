@@ -16,7 +16,15 @@ from devices.cost import load_fits, shift_model
 from devices.cost.general_kernels import by_bytes, elementwise_work, linear_work
 from devices.cost.kernel_fits import FAMILIES, FOLDER, KernelFits, fits, models_of, read_fits
 from devices.cost.kernel_model import Family, KernelGrid, KernelWork, Model, Parameters, Sheet, knots, physics
-from devices.cost.language_kernels import attention_work, decode_work, product_work, seen_pairs
+from devices.cost.language_kernels import (
+    MOE_SIZES,
+    attention_work,
+    decode_work,
+    delta_work,
+    moe_work,
+    product_work,
+    seen_pairs,
+)
 from studies.kernels.__main__ import record_of
 
 CHIP = Sheet("chip", "", 100, 1e9, 1e12, 1e6, {"fp16": 1e14, "fp32": 1e13})
@@ -111,6 +119,16 @@ def test_masks_and_caches_count_pairs_and_bytes() -> None:
     work = product_work({"m": one(100), "n": one(64), "k": one(32)}, CHIP, "fp16")
     assert work.flops.min() == 2 * 128 * 64 * 32  # the padded tile
     assert (work.warm_bytes, work.cycled_bytes, work.dram_bytes) == (6400, 4096, 12800)
+
+
+def test_weights_of_experts_and_states_of_heads_are_in_l2_if_they_fit() -> None:
+    """As a measured kernel has them, which runs again and again."""
+    sizes = dict(zip(MOE_SIZES.split(), map(one, (4, 64, 32, 2, 8, 1, 1)), strict=True))
+    weights, moved = 2 * 8 * 3 * 64 * 32, 2 * (2 * 4 * 64 + 8 * (2 * 64 + 3 * 32))
+    states = {"batch": one(2), "seq_len": one(1), "heads": one(4)}
+    works = moe_work(sizes, CHIP, "bf16"), delta_work(states, CHIP, "bf16")
+    assert [work.warm_bytes.tolist() for work in works] == [[weights + moved], [8 * (2**17 + 2**11)]]
+    assert all(work.dram_bytes == 0 for work in works)
 
 
 def test_what_reads_much_more_than_it_writes_is_priced_by_what_it_reads() -> None:
