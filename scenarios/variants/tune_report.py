@@ -14,6 +14,7 @@ from policies.pipeline.custom import to_csv
 from scenarios.builders.pipeline_graph import AsWritten
 from scenarios.fields.results import RESULTS, column_of_result, label_result
 from scenarios.file.document import Document
+from scenarios.importers.graph_json import write_graph
 from scenarios.run.conditions import keys_without_effect
 from scenarios.run.scenario import Case, scenario_of
 from scenarios.variants.tune import Tuning
@@ -130,8 +131,9 @@ def write_winner(tuning: Tuning, path: str) -> list[str]:
 def write_found(path: str, case: Case, trace: Trace, *, own: bool, expect: Any, head: str) -> list[str]:
     """Write a scenario and, unless its `own` policy decided the run, what was decided beside it.
 
-    Returns the files. A plan has orders and streams; if that does not reproduce the run, it also has times. A
-    pipeline has a table for the schedule ``custom`` instead.
+    Returns the files. A plan has orders and streams; if that does not reproduce the run, it also has times.
+    If the graph was compiled, the compiled one stands beside it. A pipeline has a table for the schedule
+    ``custom`` instead.
 
     Raises
     ------
@@ -141,7 +143,7 @@ def write_found(path: str, case: Case, trace: Trace, *, own: bool, expect: Any, 
     left_out = ("compare", "expect", "extends")
     document, schedule = case.scenario.document, case.decisions.schedule
     found: Any = {key: value for key, value in document.root.plain().items() if key not in left_out}
-    plan: Path | None = None
+    plan, graph = None, Path(path).with_suffix(".graph.json")
     if own:
         pass
     elif schedule is None:
@@ -149,6 +151,9 @@ def write_found(path: str, case: Case, trace: Trace, *, own: bool, expect: Any, 
         write_text(plan, trace.plan().to_json())
         replay, follows = {"name": "replay", "file": plan.name}, case.decisions.policy.synchronisation
         found["policy"] = {**replay, "synchronisation": follows, "placement": replay, "streams": replay}
+        if case.decisions.compile:
+            write_graph(trace.job.graph, graph)
+            found["workload"] = {"graph": graph.name}
     elif schedule.name != "custom" and isinstance(case.decisions.linearize, AsWritten):
         found["policy"] = schedule.model_dump(exclude_unset=True)
     else:
@@ -170,7 +175,7 @@ def write_found(path: str, case: Case, trace: Trace, *, own: bool, expect: Any, 
         if schedule is not None:
             raise InputError(f"{path}: runs otherwise than what was found, which is no mere order of slots")
         write_text(plan, trace.plan(timed=True).to_json())
-    return [path, str(plan)]
+    return [path, str(plan), *([str(graph)] if case.decisions.compile else [])]
 
 
 def _as_yaml(found: Any) -> str:

@@ -201,6 +201,25 @@ def test_the_best_order_of_a_pipeline_is_a_custom_schedule(name: str, verb: str,
     assert sim("check", out).exit_code == 0
 
 
+def test_the_best_of_a_compiled_graph_runs_on_that(tmp_path: Path) -> None:
+    """The plan names its Send and Recv; c has a stream of its own, and b ends at 10 + 10 + 10 us."""
+    path, out = tmp_path / "s.yaml", tmp_path / "best.yaml"
+    path.write_text(
+        "machine:\n"
+        "  devices: {cpu0: {kind: cpu, cores: 1}, gpu0: {kind: gpu, streams: 2}}\n"
+        "  links: [{from: cpu0, to: gpu0, bandwidth: 1GB/s}]\n"
+        "workload:\n"
+        "  ops:\n"
+        "    a: {duration: 10us, output: 10kB, device: cpu0}\n"
+        "    b: {duration: 10us, inputs: [a], device: gpu0}\n"
+        "    c: {duration: 30us, device: gpu0}\n"
+        "policy: {name: in-order, streams: single, compile: [partition]}\n"
+    )
+    assert sim("optimum", path, "--out", out).exit_code == 0
+    assert "makespan: 30 us" in out.read_text()
+    assert sim("check", out).exit_code == 0
+
+
 def test_a_pipeline_keeps_its_schedule_if_settings_alone_are_better(tmp_path: Path) -> None:
     path, out = write(tmp_path, PIPELINE), tmp_path / "best.yaml"
     sim("tune", path, "--vary", "workload.pipeline.micro_batches=4,8", "--policy", "gpipe", "--out", out)
