@@ -10,7 +10,7 @@ import numpy as np
 
 from sim.base.arrays import UNSET, FloatArray, IntArray, group_pairs
 from sim.base.errors import InputError, list_names
-from sim.base.units import NS_PER_S, format_bytes, format_flops
+from sim.base.units import NS_PER_S, format_bytes, format_count, format_flops
 from sim.explain.communication import LinkLoad, link_loads
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import REASONS, idle_reasons
@@ -145,7 +145,7 @@ def link_heat_map(
     ax.set_yticks(range(len(shown)), names, fontsize=8, parse_math=False)
     ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.set_xlim(0, until / scale)
-    note = f"without {left_out} links that are used less" if left_out else ""
+    note = f"not shown: {format_count(left_out, 'link')} used less" if left_out else ""
     plain(ax, "; ".join(part for part in (title, note) if part))
     figure = ax.get_figure(root=True)
     if figure is not None:
@@ -301,7 +301,7 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
     ax.autoscale_view()
     _roofs(ax, trace, sorts)
     left_out = len(np.unique(trace.tasks["op"])) - len(np.unique(np.concatenate([each.op for each in sorts])))
-    note = f"without {left_out} ops that have no flop or no bytes" if left_out else ""
+    note = f"not shown: {format_count(left_out, 'op')} without flop or bytes" if left_out else ""
     plain(ax, "; ".join(part for part in (title, note) if part), "both")
     add_legend(ax, handles, alone=True)
     return ax

@@ -123,7 +123,7 @@ def test_roofs_are_those_of_the_cost_model(cost: Any, peaks: list[float], bandwi
 
 def test_the_roofline_says_what_it_leaves_out() -> None:
     assert roofline(computed(), title="two").get_title(loc="left") == (
-        "two; without 1 ops that have no flop or no bytes"
+        "two; not shown: 1 op without flop or bytes"
     )
 
 
