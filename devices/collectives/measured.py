@@ -247,7 +247,7 @@ class MeasuredTable:
         k = bisect_left(points, nbytes, key=itemgetter(0))
         if k == len(points):
             largest, us = points[-1]
-            if self.beyond == "bandwidth":
+            if self.beyond == "bandwidth" and largest:
                 return us * nbytes / largest
             raise InputError(
                 f"the largest {kind} on {ranks} ranks in {self.file} has {format_bytes(largest)}, and this "
