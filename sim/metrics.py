@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.intervals import overlap_of_at_least, union
+from sim.base.intervals import Cover, overlap_of_at_least, union
 from sim.base.units import NS_PER_S
 from sim.explain.bounds import bounds
 from sim.explain.communication import traffic_on_links
@@ -148,7 +148,10 @@ def device_use(trace: Record) -> dict[str, DeviceUse]:
 
 
 def link_use(trace: Record) -> dict[str, LinkUse]:
-    """Return how each link was used, by name, in machine order; messages of collectives count, too."""
+    """Return how each link was used, by name, in machine order; messages of collectives count, too.
+
+    Transfers compete for a link with those on all links of its medium.
+    """
     if not (n := len(trace.job.machine.links)):
         return {}
     moved = traffic_on_links(trace)
@@ -159,7 +162,11 @@ def link_use(trace: Record) -> dict[str, LinkUse]:
     np.add.at(nbytes, link, moved.nbytes)
     count = np.bincount(link, minlength=n).tolist()
     since = np.minimum(sent, moved.start_ns)  # what a fault ended before its data were there
-    contended = overlap_of_at_least(since, moved.end_ns, link, np.full(n, 2)).lengths(n).tolist()
+    start, end, group = union(since, moved.end_ns, link)
+    medium, contended = np.array(trace.job.machine.channels), np.zeros(n, np.int64)
+    crowded = overlap_of_at_least(since, moved.end_ns, medium[link], np.full(n, 2))
+    cover = Cover(crowded, int(moved.end_ns.max(initial=0)))
+    np.add.at(contended, group, cover.between(start, end, medium[group]))
     return {
         each.name: LinkUse(
             each.name,
@@ -167,7 +174,7 @@ def link_use(trace: Record) -> dict[str, LinkUse]:
             busy[k],
             _share(busy[k], trace.makespan_ns),
             count[k],
-            contended[k],
+            int(contended[k]),
             None
             if each.bandwidth_bytes_per_s is None
             else _share(int(nbytes[k]) * NS_PER_S, each.bandwidth_bytes_per_s * trace.makespan_ns),

@@ -20,6 +20,7 @@ from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Link, Machine, simulate
 from sim.base.errors import InputError, SimError
 from sim.export.timeline import Timeline
+from sim.metrics import link_use
 
 HOSTS = {"kind": "cpu", "cores": 64}
 
@@ -79,17 +80,21 @@ def test_star() -> None:
 
 
 @pytest.mark.parametrize(
-    ("duplex", "sharing", "expected"),
+    ("duplex", "sharing", "expected", "contended_ns"),
     [
-        (True, "shared", [(0, 1000), (0, 1000)]),
-        ("half", "shared", [(0, 2000), (0, 2000)]),
-        (True, "serial", [(0, 1000), (0, 1000)]),
-        ("half", "serial", [(0, 1000), (1000, 2000)]),
+        (True, "shared", [(0, 1000), (0, 1000)], 0),
+        ("half", "shared", [(0, 2000), (0, 2000)], 2000),
+        (True, "serial", [(0, 1000), (0, 1000)], 0),
+        ("half", "serial", [(0, 1000), (1000, 2000)], 1000),
     ],
 )
-def test_duplex(duplex: bool | str, sharing: str, expected: list[tuple[int, int]]) -> None:
+def test_duplex(duplex: bool | str, sharing: str, expected: list[tuple[int, int]], contended_ns: int) -> None:
+    """Both directions of a half-duplex link compete for it, and the table of links says so of each."""
     machine = joined({"from": "a", "to": "b", "duplex": duplex, "sharing": sharing})
-    assert moved(machine, [Transfer(0, "a", "b", 1000), Transfer(0, "b", "a", 1000)]) == expected
+    both = [Transfer(0, "a", "b", 1000), Transfer(0, "b", "a", 1000)]
+    assert moved(machine, both) == expected
+    use = [each for each in link_use(run(machine, both)).values() if each.transfers]
+    assert [each.contended_ns for each in use] == [contended_ns] * 2
 
 
 @pytest.mark.parametrize(("sharing", "ends"), [("shared", [3000] * 3), ("serial", [1000, 2000, 3000])])
