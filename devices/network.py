@@ -391,7 +391,8 @@ class Carrier:
             name = self._context.job.machine.links[paced[0]].name
             raise InputError(
                 f"link {name!r} is independent, and a connection over it shares its bandwidth: it cannot "
-                "fail or slow down; make it shared"
+                "fail or slow down; make it shared",
+                path=("machine",),
             )
 
     @cached_property

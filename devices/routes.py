@@ -276,7 +276,8 @@ def _way(
         if count > 1:
             raise InputError(
                 f"the route {_ends(machine, source, destination)} crosses the medium "
-                f"{machine.links[channel].medium!r} more than once; give them a link of their own"
+                f"{machine.links[channel].medium!r} more than once; give them a link of their own",
+                path=("machine",),
             )
     held: list[Hashable] = [channel for channel, link in crossed if link.sharing == "serial"]
     rates = {channel: rate for channel, link in crossed if (rate := link.bandwidth_bytes_per_s) is not None}
@@ -287,14 +288,16 @@ def _way(
     if shared and independent is not None:
         raise InputError(
             f"the route {_ends(machine, source, destination)} leads over {independent.name!r}, which is "
-            "independent, and a shared link; make both the same"
+            "independent, and a shared link; make both the same",
+            path=("machine",),
         )
     queues = [link for _, link in crossed if link.sharing == "fifo"]
     other = next((link for _, link in crossed if link.sharing != "fifo"), None)
     if queues and other is not None:
         raise InputError(
             f"the route {_ends(machine, source, destination)} leads over {queues[0].name!r}, which is fifo, "
-            f"and {other.name!r}, which is {other.sharing}; make both the same"
+            f"and {other.name!r}, which is {other.sharing}; make both the same",
+            path=("machine",),
         )
     hops = [Hop(channel, link.bandwidth_bytes_per_s, link.latency_ns) for channel, link in crossed if queues]
     if queues and most is not None:

@@ -352,12 +352,12 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
 
 
 def _is_by_decision(error: SimError) -> TypeGuard[InputError]:
-    """Whether the linearizer or the stream assignment raised it (`sim.job.job.Job.order`, `lane`)."""
-    return isinstance(error, InputError) and error.path[:1] in (("linearize",), ("streams",))
+    """Whether linearizer or stream assignment (`sim.job.job.Job.order`, `lane`) or the network raised it."""
+    return isinstance(error, InputError) and error.path[:1] in (("linearize",), ("streams",), ("machine",))
 
 
 def has_place(error: InputError | InfeasibleError) -> bool:
-    """Whether an error says which op it is about, or which decision raised it."""
+    """Whether an error says which op it is about, or which decision or that the network raised it."""
     return error.op is not None or isinstance(error, GraphError | InfeasibleError) or _is_by_decision(error)
 
 
@@ -367,5 +367,5 @@ def place_error(error: InputError | InfeasibleError, case: Case) -> ScenarioErro
 
     document = case.scenario.document
     if _is_by_decision(error):
-        return document.wrong(error, case.decisions.loc)
+        return document.wrong(error, () if error.path[0] == "machine" else case.decisions.loc)
     return document.error(op_place(error, document), op_message(error, document))

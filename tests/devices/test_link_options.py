@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,14 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from network_helpers import GB, Transfer, arrivals, machine_of, max_min, moved, run
-from runs import checked
+from runs import checked, run_text
 
 from devices.describe.links import make_links, match_names, pairs
 from devices.machine import make_machine
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Link, Machine, simulate
-from sim.base.errors import InputError, SimError
+from sim.base.errors import InputError, ScenarioError, SimError
 from sim.export.timeline import Timeline
 from sim.metrics import link_use
 
@@ -147,6 +148,18 @@ def test_a_route_crosses_a_bus_once() -> None:
     links = [{"from": "a", "to": "b", "bus": "x"}, {"from": "b", "to": "c", "bus": "x"}]
     with pytest.raises(InputError, match="from a to c crosses the medium 'x' more than once"):
         arrivals(joined(*links), [Transfer(0, "a", "c", 1000)])
+
+
+def test_what_is_wrong_with_a_route_is_told_at_the_machine(tmp_path: Path) -> None:
+    text = """\
+machine:
+  devices: {a: {kind: cpu}, b: {kind: cpu}, c: {kind: cpu}}
+  links: [{from: a, to: b, bus: x}, {from: b, to: c, bus: x}]
+workload: {ops: {o: {duration: 1us, output: 1kB, device: a}, r: {inputs: [o], duration: 0, device: c}}}
+policy: ready-queue
+"""
+    with pytest.raises(ScenarioError, match=r"s.yaml:2:3: machine: the route from a to c crosses the medium"):
+        run_text(text, tmp_path)
 
 
 # -- patterns ------------------------------------------------------------------------------------------
