@@ -314,7 +314,7 @@ class PipelineOnDevices(PlacedPipeline):
                 "bubble": makespan_bubble,
                 "makespan_bubble": makespan_bubble,
                 "span_bubble": _excess(int(span[longest]), int(in_spans[longest])),
-                **self._formula(),
+                **self._formula(graph.kinds),
                 **(_of_inference(trace) if schedule.forward_only else {}),
                 "peak_activations": list(peak_activations(schedule)),
                 "waits_for": causes,
@@ -330,10 +330,11 @@ class PipelineOnDevices(PlacedPipeline):
             }
         }
 
-    def _formula(self) -> dict[str, Any]:
-        """Return the bubble of the closed form, if there is one and all stages are equal."""
+    def _formula(self, kinds: Sequence[str]) -> dict[str, Any]:
+        """Return the bubble of the closed form, if there is one, and equal stages only have its phases."""
         of, form = self.schedule, None
-        if len({stage.times for stage in self.stages}) == 1 and of.in_flight == of.micro_batches:
+        other = of.in_flight < of.micro_batches or not {"R", "collective"}.isdisjoint(kinds)
+        if len({stage.times for stage in self.stages}) == 1 and not other:
             sizes = {"ranks": of.ranks, "micro_batches": of.micro_batches, "chunks": of.chunks}
             form = closed_form(of.name, **sizes, times=self.stages[0].times)
         if form is None:

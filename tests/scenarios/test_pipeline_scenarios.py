@@ -196,6 +196,12 @@ def test_only_inference_can_do_without_a_backward(tmp_path: Path) -> None:
         run(tmp_path, text=text, policy="1f1b")
 
 
+@pytest.mark.parametrize("key", ["checkpoint=always", "collectives=1ms"])
+def test_no_formula_knows_of_recomputation_or_messages_inside_a_stage(tmp_path: Path, key: str) -> None:
+    """Its work is F and B."""
+    assert block(run(tmp_path, f"workload.pipeline.{key}"))["bubble_formula"] is None
+
+
 def test_zero_bubble_is_said_of_the_span(tmp_path: Path) -> None:
     found = block(run(tmp_path, *in_pipeline(stages=8), policy="zb-v"))
     assert found["idle_ns"] == [0, 0, 0, 0]
