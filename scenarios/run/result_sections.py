@@ -209,10 +209,11 @@ def _train(told: Mapping[str, Any]) -> Section:
             f"{percent(told['dropped'])} of the choices are dropped"
         )
     spent, held = [], []
+    uses = dict.fromkeys(use for of in told["ranks"] for use in of["memory_bytes"])  # not each rank has all
     for rank, of in enumerate(told["ranks"]):
         name, times = {"rank": _ranks(rank, of)}, of["time_ns"].items()
         spent.append(name | {part.replace("_", " "): format_duration(ns) for part, ns in times})
-        parts = {part: size(nbytes) for part, nbytes in of["memory_bytes"].items()}
+        parts = {use: size(of["memory_bytes"].get(use, 0)) for use in uses}
         held.append(name | {"peak memory": size(of["peak_bytes"])} | parts)
     return Section(lines, [spent, held])
 

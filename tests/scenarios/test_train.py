@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -587,6 +588,16 @@ def test_an_order_is_read_beside_the_scenario_and_nowhere_else(tmp_path: Path) -
     found = [json.loads(run(tmp_path, "--json", *more, text=text)[1]) for more in ([], ["--policy", "1f1b"])]
     assert found[0]["makespan_ns"] == found[1]["makespan_ns"]
     assert "outside the scenario's folder" in run(tmp_path, text=text.replace("order", "../order"))[1]
+
+
+def test_what_some_ranks_alone_hold_has_a_column_of_its_own(tmp_path: Path) -> None:
+    """Rank 0 keeps two versions of its weights, rank 1 one."""
+    done, told = run(tmp_path, "--policy", "pipedream", text=SMALL)
+    assert done == 0
+    rows = [re.split("  +", line) for line in told.splitlines()]
+    held = {row[0]: row[-1] for row in rows if len(row) == 9}
+    assert held["rank"] == "stashed weights"
+    assert held["0"] != held["1"] == "0 B"
 
 
 def test_zb_auto_searches_with_the_times_and_sizes_of_the_step(tmp_path: Path) -> None:
