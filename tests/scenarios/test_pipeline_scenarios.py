@@ -209,6 +209,11 @@ def test_zero_bubble_is_said_of_the_span(tmp_path: Path) -> None:
     assert found["bubble"] == found["makespan_bubble"] > 0
 
 
+def test_pipedream_never_has_all_gradients_to_sum(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="updates after each backward, and dp sums gradients after the last"):
+        run(tmp_path, "workload.pipeline.dp={all_reduce: 1ms}", policy="pipedream")
+
+
 def test_pipedream_tells_versions_and_staleness(tmp_path: Path) -> None:
     found = block(run(tmp_path, policy="pipedream"))
     assert found["weight_versions"] == [4, 3, 2, 1]
