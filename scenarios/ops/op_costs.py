@@ -12,7 +12,7 @@ Conventions
 * A multiply-add is **2 flop**. A comparison and an elementary function (exp, log, sqrt, tanh, erf, ...)
   are 1 flop per element each; composite functions count their steps (sigmoid: negate, exp, add,
   divide = 4). The literature's GMAC figures are half of ours.
-* Direct algorithms: no Winograd, FFT or Strassen, and no skipping of masked parts.
+* Direct algorithms: no Winograd or Strassen, no convolution by FFT, and no skipping of masked parts.
 * A kernel reads each input once and writes each output once (as with a perfect cache).
   Ops that touch only a part (gather, slice, split) read as much as they write.
 * **Views are free**: reshape, flatten, squeeze, identity, dropout at inference, ... change the description
@@ -156,7 +156,7 @@ ELEMENTWISE: Final = frozenset(kind for kinds in _FLOPS_PER_OUTPUT.values() for 
 _FLOPS_PER_INPUT = {
     1: """reduce_sum reduce_mean reduce_max reduce_min reduce_prod reduce_all reduce_any argmax argmin
         global_average_pool global_max_pool bias_add_grad max_pool_grad non_zero""",
-    2: "reduce_l1 reduce_l2 reduce_sum_square reduce_log_sum",
+    2: "reduce_l1 reduce_l2 reduce_sum_square reduce_log_sum global_lp_pool",
     3: "reduce_log_sum_exp softmax_grad",
     7: "softmax_cross_entropy sparse_softmax_cross_entropy",
     9: "batch_norm_grad",
@@ -166,7 +166,7 @@ _FLOPS_PER_INPUT = {
 _OWN_FLOPS = (
     *(f.conv, f.conv_transpose, f.depthwise_conv, f.conv_input_grad, f.conv_weight_grad),
     *(f.matmul, f.einsum, f.attention, f.attention_grad),
-    *(f.lrn, f.batch_norm, f.resize, f.top_k, f.unique),
+    *(f.lrn, f.batch_norm, f.resize, f.grid_sample, f.dft, f.top_k, f.unique, f.non_max_suppression),
 )
 """Flop formulas with the names of their kinds."""
 
@@ -182,12 +182,14 @@ COSTS: Mapping[str, Formula] = {
     "embedding_grad": f.streaming(
         lambda op: op.input(1).elements
     ),  # (indices, gradient): one sum per element
+    "negative_log_likelihood_loss": f.picked_loss,
     "adam": f.adam,
     "rotary_embedding": f.rotary_embedding,
     "lstm": f.recurrent(gates=4, pointwise=26),  # 8 additions, 3 sigmoid, 2 tanh, 3 products, 1 sum
     "gru": f.recurrent(gates=3, pointwise=20),  # 6 additions, 2 sigmoid, 1 tanh, 3 products, 2 sums
     "rnn": f.recurrent(gates=1, pointwise=3),  # 2 additions, 1 tanh
     "max_pool": f.streaming(f.pool),
+    "lp_pool": f.streaming(lambda op: 2 * f.pool(op)),
     "average_pool": f.streaming(f.pool),
     "average_pool_grad": f.streaming(f.pool_grad),
     "add_n": f.nary(0),

@@ -103,6 +103,13 @@ def pick(op: OpFacts) -> Cost:
     return Cost(0, op.written + op.read - op.input(0).nbytes, op.written)
 
 
+def picked_loss(op: OpFacts) -> Cost:
+    """Negate, weigh and add one of each row's scores (batch, classes, ...): of these read only that one."""
+    scores, targets = op.input(0), op.input(1)
+    unread = scores.nbytes - scores.nbytes // max(1, scores.shape[1])
+    return Cost(3 * targets.elements, op.read - unread, op.written)
+
+
 def per_output(count: int) -> Formula:
     return streaming(lambda op: count * op.output.elements)
 
@@ -254,6 +261,18 @@ def resize(op: OpFacts) -> int:
     return 2 * taps**resized * op.output.elements if taps and resized else 0
 
 
+def grid_sample(op: OpFacts) -> int:
+    """A multiply-add per tap: along each axis of the image 2, 4 if cubic; none if nearest."""
+    taps = {"nearest": 0, "cubic": 4, "bicubic": 4}.get(str(op.attributes.get("mode")), 2)
+    axes = len(op.input(0).shape) - 2
+    return 2 * op.output.elements * math.prod([taps] * axes)
+
+
+def dft(op: OpFacts) -> int:  # 5 n log2 n for n complex numbers (https://www.fftw.org/speed/method.html)
+    length = op.input(0).shape[int(op.attributes.get("axis", -2))]
+    return 5 * max(op.input(0).elements, op.output.elements) // 2 * max(0, length - 1).bit_length()
+
+
 def nary(extra: int) -> Formula:
     """n - 1 two-operand steps per element, and `extra` steps after them."""
     return streaming(lambda op: (max(0, len(op.inputs) - 1) + extra) * op.output.elements)
@@ -314,6 +333,13 @@ def unique(op: OpFacts) -> int:
     """
     n = op.input(0).elements
     return n * (n - 1).bit_length() + n - 1 if n else 0
+
+
+def non_max_suppression(op: OpFacts) -> int:
+    """Sort the scores of each class; of each box that is kept and each other one, overlap over union: 13."""
+    scores = op.input(1)
+    boxes = scores.shape[-1]
+    return scores.elements * max(0, boxes - 1).bit_length() + 13 * boxes * op.output.shape[0]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -556,7 +582,7 @@ _RULES: Final[Mapping[str, Callable[[OpFacts], Sizes]]] = {
     "einsum": _einsum,
     **_kinds(_attention, "attention attention_grad"),
     **_kinds(_conv, " ".join(_OPERANDS)),
-    **_kinds(_pool, "max_pool average_pool global_max_pool global_average_pool max_pool_grad"),
+    **_kinds(_pool, "max_pool average_pool lp_pool global_max_pool global_average_pool max_pool_grad"),
     "average_pool_grad": _pool,
     **_kinds(_along(-1), "softmax log_softmax softmax_grad sparse_softmax_cross_entropy top_k cum_sum"),
     "softmax_cross_entropy": _along(1),

@@ -118,6 +118,17 @@ def test_windows_and_normalisation():
     assert cost("resize", [y], [x], mode="nearest").flops == 0
     assert cost("resize", [y], [x], mode="linear").flops == 2 * 4 * x.elements  # bilinear: four taps
     assert cost("resize", [y], [x], mode="cubic").flops == 2 * 16 * x.elements
+    assert cost("grid_sample", [x, tensor(1, 4, 4, 2)], [y]).flops == 2 * 4 * y.elements
+    assert cost("lp_pool", [x], [y], kernel_shape=[2, 2]).flops == 2 * x.elements  # square and add
+    assert cost("dft", [tensor(2, 8, 2)], [tensor(2, 8, 2)]).flops == 5 * 16 * 3  # two of eight
+
+
+def test_losses_and_boxes_that_pick():
+    """Of 5 classes one a row is read; 6 scores of 3 boxes are sorted in 2 comparisons each, 2 boxes kept."""
+    scores, targets, loss = tensor(4, 5, 3), tensor(4, 3), tensor(1)
+    assert cost("negative_log_likelihood_loss", [scores, targets], [loss]) == Cost(36, 48 + 48, 4)
+    boxes = [tensor(1, 3, 4), tensor(1, 2, 3)]
+    assert cost("non_max_suppression", boxes, [tensor(2, 3)]).flops == 6 * 2 + 13 * 3 * 2
 
 
 def test_elementwise_reductions_and_copies():

@@ -481,7 +481,7 @@ def test_what_only_says_a_type_is_not_read_and_training_is_a_truth_value():
 
 def test_unknown_operators_are_named_all_at_once():
     nodes = [
-        ("NonMaxSuppression", ["x", "y"], ["a"], {}),
+        ("MaxRoiPool", ["x", "y"], ["a"], {}),
         ("Det", ["m"], ["d"], {}),
         ("Det", ["m"], ["e"], {}),
         ("Relu", ["m"], ["r"], {}),
@@ -490,7 +490,7 @@ def test_unknown_operators_are_named_all_at_once():
     made = model(nodes, inputs, [("d", FLOAT, [7]), ("e", FLOAT, [7]), ("r", FLOAT, [7, 3, 3])])
     made.graph.node.append(helper.make_node("Gizmo", ["m"], ["g"], domain="com.acme"))
     made.graph.node.append(helper.make_node("Attention", ["m"], ["h"], domain="com.microsoft"))  # a namesake
-    names = r"Det \(2\), NonMaxSuppression \(1\), com\.acme::Gizmo \(1\), com\.microsoft::Attention \(1\)"
+    names = r"Det \(2\), MaxRoiPool \(1\), com\.acme::Gizmo \(1\), com\.microsoft::Attention \(1\)"
     with pytest.raises(InputError, match=f"without a cost formula: {names}; count"):
         import_onnx(made)
 
