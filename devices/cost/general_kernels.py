@@ -153,6 +153,10 @@ _INDEX_BYTES: Final = 40.0
 kernels pass 300 to 390 elements a ns on an H100, in fp32 and bf16 alike, where DRAM would allow 400 and 800.
 """
 
+_COLUMNWISE: Final = 3.0
+"""... as a multiple, where neighbours of the result are none in an operand, so that each brings 32 bytes from
+L2: 125 elements a ns where TimeSformer transposes its keys on an H100."""
+
 
 def elementwise_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return what an elementwise kernel asks: `elements` written, `operands` tensors read, each element once.
@@ -192,7 +196,7 @@ def elementwise_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatA
 
 
 _ROWS: Final = "rows columns tensors"
-_IN_REGISTERS: Final = 1024  # columns of a row that a warp keeps
+_IN_REGISTERS, _PAIRED = 1024, 128  # columns of a row that a warp keeps; of two that it takes at once
 _UNALIGNED_ROWS: Final = 3.3
 """How many times as long PyTorch takes for longer rows in 16 bits that begin at no multiple of 16 bytes:
 softmax of 3,137 columns on an H100 3.6, of 5,185 3.0. In fp32 it makes no difference."""
@@ -215,7 +219,7 @@ def rows_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
         flops=flops * n,
         warm_bytes=np.where(split, _UNALIGNED_ROWS, 1.0) * nbytes,
         fresh=eager / tensors,
-        blocks=rows * np.minimum(1, width / 32) / 8,
+        blocks=rows * np.minimum(1, width / 32) / np.where(width <= _PAIRED, 16, 8),
         steps=np.ceil(width / 256),
         dtype=dtype,
     )
@@ -449,6 +453,8 @@ def by_bytes(
     strided = [_STRIDED.search(str(each.get("kernel", ""))) is not None for each in attributes]
     always = of_forward.get("indexes") == "always"
     indexed = np.where(stretched | np.array(strided or False) | always, 1.0, 0.0)
+    columnwise = [bool(each.get("columnwise")) for each in attributes]
+    indexed = np.where(np.array(columnwise or False), _COLUMNWISE, indexed)
     usual = of_forward.get("flops", 2.0)
     named = (_OPERATOR.fullmatch(str(each.get("operator", ""))) for each in attributes)
     flops: Any = [KINDS.get(name and name[1], {}).get("flops", usual) for name in named] or usual

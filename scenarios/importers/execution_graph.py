@@ -310,17 +310,19 @@ def _streaming_kind(name: str) -> str | None:
     return kind if alike else None
 
 
-def sizes_of(name: str, shapes: bytes, values: bytes, types: bytes = b"") -> dict[str, Any]:
-    """Return the sizes of an operator in a profiler's trace, or ``bytes_read`` and ``bytes_written``, and its
-    data type as ``dtype``; empty if the notes do not determine them.
+def sizes_of(
+    name: str, shapes: bytes, values: bytes, types: bytes = b"", strides: bytes = b""
+) -> dict[str, Any]:
+    """Return the sizes of an operator in a profiler's trace, or ``bytes_read``, ``bytes_written`` and
+    ``columnwise``, and its data type as ``dtype``; empty if the notes do not determine them.
 
     Parameters
     ----------
     name : str
         A name for which `is_sized` holds.
-    shapes, values, types : bytes
-        Its ``Input Dims``, ``Concrete Inputs`` and ``Input type`` as JSON; older profilers note only the
-        first.
+    shapes, values, types, strides : bytes
+        Its ``Input Dims``, ``Concrete Inputs``, ``Input type`` and ``Input Strides`` as JSON; older profilers
+        note only the first.
 
     Examples
     --------
@@ -329,14 +331,30 @@ def sizes_of(name: str, shapes: bytes, values: bytes, types: bytes = b"") -> dic
     >>> sizes_of("aten::mul", b"[[3, 5], [5]]", b"", b'["c10::Half", "c10::Half"]')
     {'bytes_read': 40, 'bytes_written': 30, 'dtype': 'fp16'}
     """
-    listed, words = (json.loads(noted) if noted else [] for noted in (shapes, types))
+    listed, words, steps = (json.loads(noted) if noted else [] for noted in (shapes, types, strides))
     dtypes = [DTYPES.get(str(word)) for word in (words if isinstance(words, list) else [])]
     try:
         found = _sizes_of(name, listed, values) if name in _SIZED else _bytes_of(name, listed, dtypes)
+        if name not in _SIZED and steps and _is_columnwise(listed, steps):
+            found["columnwise"] = True
     except _OTHER:
         return {}
     dtype = next((dtype for dtype in dtypes if dtype in FLOATING), None)
     return {**found, "dtype": dtype} if found and dtype else found
+
+
+_FAR: Final = 32  # numbers between two that were neighbours, from which on the threads of a warp share none
+
+
+def _is_columnwise(shapes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether an operand has other neighbours than the first: along its columns where that has rows."""
+    for shape, own in zip(shapes[1:], strides[1:], strict=False):
+        axes = [axis for axis in zip(shape, own, strides[0], strict=False) if axis[0] > 1]
+        if any(to == 1 < step for _, step, to in axes) and any(
+            step == 1 and to >= _FAR for _, step, to in axes
+        ):
+            return True
+    return False
 
 
 def _bytes_of(name: str, shapes: Sequence[Any], dtypes: Sequence[str | None]) -> dict[str, int]:

@@ -43,7 +43,7 @@ ATTRIBUTES: Final[Mapping[str, Any]] = {
     **dict.fromkeys(_WHOLE.split(), whole),
     **dict.fromkeys(_IMAGE.split(), _axes_of_image),
     "group": lambda value: value if isinstance(value, str) else whole(value),  # the group call of a send
-    **dict.fromkeys(("causal", "transposed"), flag),
+    **dict.fromkeys(("causal", "transposed", "columnwise"), flag),
 }
 """Name -> reader of its value, which raises `InputError` if it is wrong."""
 

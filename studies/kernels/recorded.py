@@ -7,8 +7,8 @@
 
 With --fit the models that the GPU borrows are moved to the times of its kernels, and each recording is judged
 by models that the others moved. Kernels count if the profiler noted sizes (products, attention, ...) or
-bytes, by operator and sizes, and if they ran alone: beside a kernel of another stream one waits for SMs and
-memory, which is not part of its cost.
+bytes, by operator and sizes, and if they ran alone: beside a kernel or copy of another stream one waits for
+SMs and memory, which is not part of its cost. What adds up the parts of a product counts with it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from devices.cost.kernel_fits import FOLDER, KernelFits
 from devices.presets import device_preset
 from scenarios.importers import load_graph
 from sim import Device, Graph
+from sim.base.arrays import FloatArray
 from sim.base.units import parse_duration
 from studies.kernels.__main__ import write
 from studies.kernels.fitting import fit_moved
@@ -53,17 +54,17 @@ class Recorded(NamedTuple):
 
 
 def ran_alone(graph: Graph) -> set[int]:
-    """Return the recorded kernels beside which no other stream of their GPU ran one, without collectives."""
+    """Return recorded kernels beside which no other stream of their GPU did anything, without collectives."""
     ops_of = defaultdict(list)
     for op, given in graph.attributes.items():
-        if "stream" in given and not given.get("kernel", "Mem").startswith("Mem"):
+        if "stream" in given and "kernel" in given:
             ops_of[graph.pin_code[op], given["stream"]].append(op)
     starts = {
         key: np.array([graph.attributes[op]["recorded_start_ns"] for op in ops])
         for key, ops in ops_of.items()
     }
-    kernels = {op for ops in ops_of.values() for op in ops}
-    found = {op for op in kernels if not graph.attributes[op]["kernel"].startswith("nccl")}
+    every = {op for ops in ops_of.values() for op in ops}
+    found = {op for op in every if not graph.attributes[op]["kernel"].startswith(("nccl", "Mem"))}
     for here, there in permutations(ops_of, 2):
         if here[0] == there[0]:
             ended = np.sort(starts[there] + graph.duration_ns[ops_of[there]])
@@ -73,6 +74,17 @@ def ran_alone(graph: Graph) -> set[int]:
     return found
 
 
+def recorded_ns(graph: Graph) -> FloatArray:
+    """Return what kernels took: a product whose k was cut together with the kernel that adds up the parts."""
+    ns, before = graph.duration_ns.astype(float), dict[Any, int]()
+    for op, given in sorted(graph.attributes.items()):
+        if "kernel" in given and "stream" in given:
+            if "splitKreduce" in given["kernel"] and given["stream"] in before:
+                ns[before[given["stream"]]] += ns[op]
+            before[given["stream"]] = op
+    return ns
+
+
 def compare(graph: Graph, gpu: str, fits: KernelFits) -> list[Recorded]:
     """Return the kernels of a recording that ran alone and whose sizes or bytes are known."""
     alone, took = ran_alone(graph), defaultdict(list)
@@ -80,13 +92,13 @@ def compare(graph: Graph, gpu: str, fits: KernelFits) -> list[Recorded]:
     floor, gap = (parse_duration(device_preset(gpu)[key]) for key in ("kernel_floor", "gap"))
     cost = FittedCost(fits, least_ns=floor)
     ns = cost.durations_ns(graph, Device("gpu0", gap_ns=gap))
-    moved = graph.bytes_read + graph.bytes_written
+    moved, recorded = graph.bytes_read + graph.bytes_written, recorded_ns(graph)
     for op, given in graph.attributes.items():
         if ns[op] > 0 and op in alone:
             sizes = {name: given[name] for name in SIZES if name in given} or {"bytes": int(moved[op])}
             took[names[op], given.get("operator", ""), repr(sizes)].append(op)
     return [
-        Recorded(*key, len(ops), float(graph.duration_ns[ops].mean()), float(ns[ops].mean()))
+        Recorded(*key, len(ops), float(recorded[ops].mean()), float(ns[ops].mean()))
         for key, ops in took.items()
     ]
 
@@ -98,12 +110,12 @@ Took = dict[tuple[str, str, tuple[tuple[str, Any], ...]], float]
 def kernels(graph: Graph, gpu: str) -> Took:
     """Return the kernels of a recording that ran alone and are in a table."""
     gap, took = parse_duration(device_preset(gpu)["gap"]), defaultdict(list)
-    alone, cost = ran_alone(graph), FittedCost(borrowed(gpu))
+    alone, recorded, cost = ran_alone(graph), recorded_ns(graph), FittedCost(borrowed(gpu))
     for op, kernel in cost.kernels(graph):
         if not isinstance(kernel, str) and op in alone:
             table, dtype, sizes, _ = kernel
             more = EAGER_START_NS if table in START_COLD else -gap * cost.back_to_back(table, dtype)
-            ns = float(graph.duration_ns[op])
+            ns = float(recorded[op])
             took[table, dtype, sizes].append(max(ns - more, ns / 4))
     return {key: float(np.mean(ns)) for key, ns in took.items()}
 

@@ -162,6 +162,21 @@ def test_many_small_products_share_sms_as_one_tile_does() -> None:
     assert ns_of("bmm", sizes=many) < 4 * ns_of("bmm", sizes=few)
 
 
+@pytest.mark.parametrize(
+    ("kind", "sizes", "moved", "took"),
+    [
+        ("bmm", {"batch": 37632, "m": 8, "n": 64, "k": 8, "operator": "aten::bmm"}, 0, 108_400),
+        ("bmm", {"batch": 37632, "m": 8, "n": 8, "k": 64, "operator": "aten::bmm"}, 0, 40_900),
+        ("softmax", {"rows": 301056, "columns": 8, "operator": "aten::_softmax"}, 0, 7_700),
+        ("copy", {"columnwise": True, "operator": "aten::copy_"}, 8 * 12 * 3137 * 64 * 2, 153_800),
+    ],
+)
+def test_odd_shapes_of_a_recorded_program(kind: str, sizes: dict[str, Any], moved: int, took: int) -> None:
+    """TimeSformer on an H100: many tiny products, rows of eight, keys read column by column."""
+    says = ns_of(kind, sizes=sizes, bytes_read=moved, bytes_written=moved)
+    assert says == pytest.approx(took, rel=0.2)
+
+
 def test_rows_shorter_than_a_warp_share_it() -> None:
     one, four = ({"rows": 2**22 // c, "columns": c} for c in (32, 8))
     assert ns_of("softmax", sizes=four) == pytest.approx(ns_of("softmax", sizes=one), rel=0.25)

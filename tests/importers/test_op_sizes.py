@@ -370,6 +370,23 @@ def test_bytes_of_the_operators_of_a_trace(
     assert (found.get("bytes_read"), found.get("bytes_written")) == (read, written)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "strides", "columnwise"),
+    [
+        ([[8, 64, 99], [8, 64, 99], []], [[6336, 99, 1], [6336, 1, 64], []], True),
+        ([[8, 64, 8], [8, 64, 8], []], [[512, 8, 1], [512, 1, 64], []], False),  # eight: of the same sectors
+        ([[8, 99, 64], [8, 99, 64], []], [[6336, 64, 1], [64, 512, 1], []], False),  # rows of 64
+        ([[99, 64], [99, 1]], [[64, 1], [1, 1]], False),  # a number for each row
+        ([[64], [99, 64]], [[1], [1, 99]], False),
+    ],
+)
+def test_strides_tell_which_operand_is_read_column_by_column(
+    shapes: Any, strides: Any, columnwise: bool
+) -> None:
+    noted = (json.dumps(each).encode() for each in (shapes, [], ["float"] * len(shapes), strides))
+    assert sizes_of("aten::add", *noted).get("columnwise", False) == columnwise
+
+
 def test_of_the_kernels_of_a_trace(tmp_path: Path) -> None:
     """The longest kernel that the operator itself launched has its sizes, or what it reads and writes."""
     args = {"Input Dims": [[3, 5], [7, 5], []], "Concrete Inputs": ["", "", ""]}

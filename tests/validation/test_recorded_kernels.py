@@ -9,9 +9,10 @@ import pytest
 
 from devices.cost.kernel_costs import load_fits
 from scenarios.importers import load_graph
+from sim import GraphBuilder
 from studies.kernels.fitting import fit_moved
 from studies.kernels.moved import moved
-from studies.kernels.recorded import compare, errors
+from studies.kernels.recorded import compare, errors, ran_alone, recorded_ns
 from studies.kernels.tables import Rows, tables
 
 PROGRAMS = "h100_bert_small", "h100_vit", "h100_qwen_0_5b"
@@ -29,6 +30,22 @@ def test_kernels_of_recorded_programs_cost_what_they_took(data_dir: Path) -> Non
     assert abs(total) < 0.05
     assert shape < 0.20
     assert kernel < 0.10
+
+
+def test_what_a_recorded_kernel_took_is_its_own() -> None:
+    """The parts of a product are added up by another kernel; beside a copy nothing is judged."""
+    builder = GraphBuilder("recorded")
+    for name, stream, start, took in (
+        ("cutlass", 7, 0, 100),
+        ("Memcpy HtoD", 9, 150, 100),
+        ("splitKreduce_kernel", 7, 110, 30),
+        ("relu", 7, 200, 20),
+    ):
+        row = {"kernel": name, "stream": stream, "recorded_start_ns": start}
+        builder.op(name, kind="kernel", duration_ns=took, device="gpu0", attributes=row)
+    graph = builder.build()
+    assert recorded_ns(graph).tolist() == [130, 100, 30, 20]
+    assert ran_alone(graph) == {0, 2}
 
 
 def test_a_few_kernels_move_the_model_of_another_gpu() -> None:

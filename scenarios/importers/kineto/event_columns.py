@@ -172,7 +172,7 @@ _ARGS: Final = (
     *("Process Group Name", "Process Group Ranks", "Group size", "Collective name", "dtype"),
     *("In msg nelems", "Out msg nelems", "Src Rank", "Dst Rank"),
 )
-_INPUTS: Final = "Input Dims", "Concrete Inputs", "Input type"
+_INPUTS: Final = "Input Dims", "Concrete Inputs", "Input type", "Input Strides"
 if TYPE_CHECKING:
     Args = Mapping[str, Any]
 else:
@@ -338,8 +338,9 @@ class EventColumns:
         Calls of modules, and ranges that the program named.
     sized : Operators
         Those whose inputs determine sizes (`execution_graph.is_sized`), with their positions in `inputs`.
-    inputs : list of (str, bytes, bytes, bytes)
-        For each: its name, and as JSON its ``Input Dims``, ``Concrete Inputs`` and ``Input type``, if noted.
+    inputs : list of tuples
+        For each: its name, and as JSON its ``Input Dims``, ``Concrete Inputs``, ``Input type`` and ``Input
+        Strides``, if noted.
     inside : Spans
         Ranges of process groups that are not operators.
     external : dict
@@ -353,7 +354,7 @@ class EventColumns:
         self.host_waits: dict[int, HostWait] = {}
         self.operators, self.collectives, self.sized = Operators(), Operators(), Operators()
         self.modules = Operators()
-        self.inputs: list[tuple[str, bytes, bytes, bytes]] = []
+        self.inputs: list[tuple[str, bytes, bytes, bytes, bytes]] = []
         self.inside: Spans = defaultdict(list)
         self.external: dict[int, int] = {}
         self._calls, self._numbered = Operators(), [np.zeros((4, 0), np.int64)]

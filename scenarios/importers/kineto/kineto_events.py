@@ -198,7 +198,7 @@ def _add_messages(tasks: list[GpuTask], taken_by: Mapping[int, tuple[str, int]])
 def _add_sizes(
     tasks: list[GpuTask],
     operators: Sequence[str | None],
-    inputs: Sequence[tuple[str, bytes, bytes, bytes]],
+    inputs: Sequence[tuple[str, bytes, bytes, bytes, bytes]],
     around: Mapping[int, tuple[str, int]],
 ) -> None:
     """Add the sizes of the operator (from `inputs`) around a launch to the longest of its kernels."""
@@ -207,7 +207,7 @@ def _add_sizes(
         name, n = around.get(task.correlation, ("", UNSET))
         if name and operators[i] == name:
             longest[n] = max(longest.get(n, i), i, key=lambda at: tasks[at].duration_ns)
-    known: dict[tuple[str, bytes, bytes, bytes], dict[str, Any]] = {}
+    known: dict[tuple[str, bytes, bytes, bytes, bytes], dict[str, Any]] = {}
     for n, i in longest.items():
         if (noted := inputs[n]) not in known:
             known[noted] = sizes_of(*noted)
