@@ -60,7 +60,7 @@ def product_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     tile_m, tile_n = TILES
     packed = np.ceil(m * count / tile_m)  # several small products share an SM as one tile's rows do
     tiles = np.where(m < tile_m, packed, np.ceil(m / tile_m) * count) * np.ceil(n / tile_n)
-    least = np.where((m < tile_m) & (count > 1), count * np.ceil(m / _LEAST) * np.ceil(n / _LEAST), 0.0)
+    least = np.where((m <= _LEAST) & (count > 1), count * np.ceil(n / _LEAST), 0.0)
     tiles = np.maximum(tiles, least / _AT_ONCE)
     row = 1.0 if dtype == "mxfp8" else element  # whose scales lie in a tensor of their own
     odd = ((n * row) % _ALIGNED_BYTES > 0) | ((k * row) % _ALIGNED_BYTES > 0)
