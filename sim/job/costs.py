@@ -152,10 +152,10 @@ def known_costs(
     >>> b = GraphBuilder("three")
     >>> for name in "abc":
     ...     _ = b.op(name, kind="matmul" if name < "c" else "add")
-    >>> on_gpu = np.array([10, 20, -1])
+    >>> on_gpu = np.array([10, 15, -1])
     >>> rng = np.random.default_rng
     >>> [known_costs(k, b.build(), [on_gpu], rng, 0.2)[0].tolist() for k in ("mean", "none")]
-    [[15, 15, -1], [1, 1, -1]]
+    [[13, 13, -1], [1, 1, -1]]
     """
     if knowledge == "exact":
         return cost_ns
@@ -178,7 +178,7 @@ def known_costs(
             timed = ns != UNSET
             total = np.bincount(graph.kind_code, weights=np.where(timed, ns, 0))
             count = np.bincount(graph.kind_code, weights=timed)
-            mean: IntArray = np.rint(total / np.maximum(count, 1)).astype(np.int64)
+            mean: IntArray = np.floor(total / np.maximum(count, 1) + 0.5).astype(np.int64)
             return mean[graph.kind_code]
 
     else:
