@@ -154,7 +154,8 @@ class Policy:
 
         `now_ready` is in edge order and may be empty. `issuer` ran or issued `task`, or, for a Recv that
         waited, the matching Send; it is None for a transfer and for a task that ran without a worker. Under
-        ``"issue"`` this is called again when a task ends only if its end made further tasks eligible.
+        ``"issue"`` this is called again when a launched task ends, without the issuer, which has gone on, and
+        only if that made further tasks eligible.
         """
         for t in now_ready:
             self.ready(t)

@@ -317,6 +317,8 @@ class Engine(RunState):
             self.issuers.free(task.issuer)
         if self.asynchronous:
             self._pass_on(self.readiness.on_issue(task), task, True)
+            if task.op not in self.holding:
+                self.let_go.add(task.id)  # whoever notices its end, it is not its issuer
 
     # -- parts of the machine that fail --------------------------------------------------------
 

@@ -139,7 +139,7 @@ cdef class Run:
     @cython.locals(hop=i64)
     cdef void record_event(self, i64 task, i64 node) noexcept
     @cython.locals(last=i64)
-    cdef inline void count_down(self, i64 task, i64 node, i64 row) noexcept
+    cdef inline void count_down(self, i64 task, i64 node, i64 row, i64 who) noexcept
     cdef inline void eligible(self, i64 task, i64 node) noexcept
     cdef void move(self, i64 task, i64 node) noexcept
     cdef void issue_transfer(self, i64 task, i64 node) noexcept

@@ -104,9 +104,12 @@ class Run:
             node = self.node_of(task)
             if self.at_issue:
                 self.record_event(task, node)
+            who = self.issuer[task]
             if node < self.n_ops and (self.executed[self.device[node]] or not self.at_issue):
                 self.done_with(task)
-            self.count_down(task, node, self.ends + node)
+            elif not (self.holding and node < self.n_ops and self.holds[node]):
+                who = -1  # the issuer of a launched task has gone on
+            self.count_down(task, node, self.ends + node, who)
         self.n_done += self.n_ended
         self.n_ended = 0
         for k in range(self.n_released):
@@ -154,16 +157,16 @@ class Run:
                     self.released[self.n_released] = other
                     self.n_released += 1
 
-    def count_down(self, task: int, node: int, row: int) -> None:
-        """Count an edge for each consumer; a consumer with none left is eligible."""
+    def count_down(self, task: int, node: int, row: int, who: int) -> None:
+        """Count an edge for each consumer; one with none left is eligible, and `who` made it so."""
         base = task - node
         if self.keeping:
-            self.maker = self.issuer[task]
+            self.maker = who
             if self.maker >= 0 and not self.keep_first:
                 self.maker_label = self.label[node]
             self.n_made = 0
         elif self.stealing:
-            self.threads.begin(self.issuer[task])
+            self.threads.begin(who)
         first = self.n_last
         last = first
         for k in range(self.first_edge[row], self.first_edge[row + 1]):
@@ -230,7 +233,7 @@ class Run:
         """Issue a transfer, and start it once its tensor is there."""
         self.issue[task] = self.now
         if self.at_issue:
-            self.count_down(task, node, node)
+            self.count_down(task, node, node, self.issuer[task])
             if self.running[task]:
                 return
         self.carry(task)
@@ -391,7 +394,7 @@ class Run:
         self.queue_up(self.head, self.tail, lane, task)
         if self.at_issue:
             self.done_with(task)
-            self.count_down(task, node, node)
+            self.count_down(task, node, node, self.issuer[task])
 
     # 3. Free issuers.
 

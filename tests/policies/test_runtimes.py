@@ -11,6 +11,8 @@ from runs import checked
 from policies.issue.virtual_machine import Sequential
 from policies.issue.work_queues import KeepFirst, StreamStacks
 from policies.linearize import DepthFirst, ReverseDepthFirst
+from scenarios.run.execute import run_scenario
+from scenarios.run.load import read_scenario
 from sim import Device, Graph, GraphBuilder, Machine, Policy, Trace, simulate
 from sim.base import plugins
 from sim.base.errors import InputError
@@ -114,3 +116,25 @@ def test_tfrt_keeps_threads_for_what_blocks() -> None:
 def test_the_page_on_runtimes_has_all_of_them(root: Path) -> None:
     text = (root / "docs" / "runtimes.md").read_text(encoding="utf-8")
     assert [name for name in FRAMEWORKS if f"`{name}`" not in text] == []
+
+
+@pytest.mark.usefixtures("both_engines")
+@pytest.mark.parametrize("runtime", ["tensorflow", "tfrt", "onnxruntime-parallel"])
+def test_what_a_kernel_makes_ready_does_not_wait_for_the_thread_that_launched_it(runtime: str) -> None:
+    # One of three threads launches `g` and goes on with a long op; another is idle when `g` ends at 11 us.
+    text = """
+machine:
+  devices: {cpu0: {kind: cpu, cores: 3}, gpu0: {kind: gpu}}
+  hosts: {process: {devices: [cpu0, gpu0]}}
+workload:
+  ops:
+    start: {duration: 1us, device: cpu0}
+    g: {duration: 10us, device: gpu0, inputs: [start]}
+    short: {duration: 2us, device: cpu0, inputs: [start]}
+    long1: {duration: 100us, device: cpu0, inputs: [start]}
+    long2: {duration: 100us, device: cpu0, inputs: [start]}
+    after: {kind: identity, duration: 5us, device: cpu0, inputs: [g]}
+"""
+    trace = run_scenario(read_scenario(f"{text}policy: {{runtime: {runtime}}}"), check=True).trace
+    row = trace.tasks["op"].tolist().index(trace.job.graph.op_names.index("after"))
+    assert trace.tasks["start_ns"][row] == 11_000
