@@ -320,6 +320,10 @@ def rank(request: Request) -> tuple[int, int, str]:
     return request.priority, request.arrival_ns, request.id
 
 
+_TOKEN_BITS: Final = 40
+"""A key is the number of a segment, and in this many bits the tokens of it."""
+
+
 class PrefixKeys:
     """Keys of full blocks by content: their own tokens and all tokens before.
 
@@ -329,16 +333,17 @@ class PrefixKeys:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._numbers: dict[tuple[int, str, int], int] = {}
+        self._segments: dict[tuple[int, str], int] = {}  # each with the prefix before it
 
     def of(self, request: Request) -> list[int]:
         """Return the keys of all blocks that the prompt and outputs of a request will fill."""
-        numbers, size = self._numbers, self.block_size
+        segments, size = self._segments, self.block_size
         prompt = request.segments or [(f"prompt of {request.id}", request.prompt)]
-        keys, begin, before = [], 0, -1
+        keys: list[int] = []
+        begin, before = 0, -1
         for name, tokens in (*prompt, (f"out:{request.id}", request.output)):
-            for end in range(begin - begin % size + size, begin + tokens + 1, size):
-                keys.append(numbers.setdefault((before, name, end - begin), len(numbers)))
-            before = numbers.setdefault((before, name, tokens), len(numbers))
+            first = segments.setdefault((before, name), len(segments)) << _TOKEN_BITS
+            keys += range(first + size - begin % size, first + tokens + 1, size)
+            before = first + tokens
             begin += tokens
         return keys

@@ -14,7 +14,7 @@ Source: vLLM 0.19.0, ``vllm/v1/core/block_pool.py``, ``kv_cache_manager.py``.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import takewhile
 
@@ -59,7 +59,7 @@ class KvBlocks:
         self.references = [0] * reserved
         self.key: list[Hashable] = [None] * reserved
         self._free: OrderedDict[int, None] = OrderedDict()
-        self._blocks: dict[Hashable, list[int]] = defaultdict(list)  # of all keys that ever were
+        self._blocks: dict[Hashable, tuple[int, ...]] = {}  # of all keys that ever were
 
     @property
     def free(self) -> int:
@@ -106,14 +106,14 @@ class KvBlocks:
             self.references[block] = 1
             if (key := self.key[block]) is not None:
                 self.key[block] = None
-                self._blocks[key].remove(block)
+                self._blocks[key] = tuple(each for each in self._blocks[key] if each != block)
             taken.append(block)
         return taken
 
     def publish(self, block: int, key: Hashable) -> None:
         """Set the key of a full block, by which it is found from now on."""
         self.key[block] = key
-        self._blocks[key].append(block)
+        self._blocks[key] = (*self._blocks.get(key, ()), block)
 
     def release(self, table: Sequence[int]) -> None:
         """Release the blocks of a sequence, its tail first."""

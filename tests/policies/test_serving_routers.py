@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 
-from policies.serving.batcher import Request
+from policies.serving.batcher import PrefixKeys, Request
 from policies.serving.kv_blocks import KvBlocks
 from policies.serving.routers import LeastOutstanding, PowerOfTwo, PrefixAware, RequestRouter, RoundRobin
 from policies.serving.vllm import Vllm019
@@ -23,6 +24,20 @@ def begun(router: RequestRouter, replicas: int = 3, seed: int = 0) -> RequestRou
 def asked(name: str, *segments: tuple[str, int]) -> Request:
     """Return a request with a prompt of these parts."""
     return Request(name, 0, sum(tokens for _, tokens in segments), 1, segments=segments)
+
+
+def test_a_key_ends_equal_prefixes_and_costs_nothing_to_remember() -> None:
+    keys = PrefixKeys(4)
+    one = keys.of(asked("one", ("system", 6), ("question", 6)))
+    assert keys.of(asked("two", ("system", 6), ("question", 9)))[:3] == one
+    other = keys.of(asked("three", ("system", 7), ("question", 6)))
+    assert other[0] == one[0]
+    assert not {*other[1:]} & {*one[1:]}
+    tracemalloc.start()
+    for i in range(100):
+        keys.of(asked(f"r{i}", (f"prompt {i}", 4_000)))
+    assert tracemalloc.get_traced_memory()[0] < 100_000
+    tracemalloc.stop()
 
 
 def test_round_robin() -> None:
