@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -149,15 +150,20 @@ class SharedResources:
     def __init__(self, job: Job) -> None:
         self._free = dict(job.machine.resources)
         self._needs: Mapping[int, Mapping[str, int]] = job.graph.attribute("resources")
-        self._waiting: dict[int, Task] = {}  # by id, first come
+        self._lines: dict[str, deque[Task]] = {name: deque() for name in self._free}
+        self._come: dict[int, int] = {}  # the number of each waiting task, by id
+        self._numbers = count()
         self._held: set[int] = set()
 
     def take(self, task: Task) -> bool:
         """Take what a task needs, or put it in line; return whether it holds its resources."""
-        if task.id in self._held or not self._needs.get(task.op):
+        if task.id in self._held or not (needs := self._needs.get(task.op)):
             return True
-        self._waiting[task.id] = task
-        self._serve()
+        if task.id not in self._come:
+            self._come[task.id] = next(self._numbers)
+            for name in needs:
+                self._lines[name].append(task)
+        self._serve(needs)
         return task.id in self._held
 
     def give_back(self, task: Task) -> list[Task]:
@@ -167,26 +173,28 @@ class SharedResources:
         self._held.remove(task.id)
         for name, n in self._needs[task.op].items():
             self._free[name] += n
-        return self._serve()
+        return self._serve(self._needs[task.op])
 
-    def _serve(self) -> list[Task]:
-        """Let waiting tasks have what they need if it is free, and nobody before them waits for any of it."""
+    def _serve(self, names: Iterable[str]) -> list[Task]:
+        """Let tasks that are first in all their lines have what they need if it is free.
+
+        Only what happened in the lines `names` can have let them.
+        """
         served: list[Task] = []
-        awaited: set[str] = set()
-        for task in self._waiting.values():
+        lines, changed = self._lines, [*names]
+        for name in changed:  # the list grows
+            if not lines[name]:
+                continue
+            task = lines[name][0]
             needs = self._needs[task.op]
-            if awaited.isdisjoint(needs) and all(self._free[name] >= n for name, n in needs.items()):
+            if all(lines[each][0] is task and self._free[each] >= n for each, n in needs.items()):
+                for each, n in needs.items():
+                    self._free[each] -= n
+                    lines[each].popleft()
                 served.append(task)
-                for name, n in needs.items():
-                    self._free[name] -= n
-            else:
-                awaited.update(needs)
-                if len(awaited) == len(self._free):
-                    break
-        for task in served:
-            del self._waiting[task.id]
-            self._held.add(task.id)
-        return served
+                changed += needs
+        self._held.update(task.id for task in served)
+        return sorted(served, key=lambda task: self._come.pop(task.id))
 
 
 # ----------------------------------------------------------------------------------------------------------

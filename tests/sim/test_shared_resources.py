@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import process_time
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from devices.machine import make_machine
 from devices.processor.cpu_cores import CorePool
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
+from policies.streams import RoundRobinStreams
 from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
 from sim.base.errors import InfeasibleError, InputError
 from sim.explain.bounds import bounds
@@ -97,6 +99,17 @@ def test_the_head_of_a_stream_waits_and_all_behind_it() -> None:
     trace.check()
     assert starts(trace) == {"a": 0, "b": 10, "c": 15}
     assert idle_reasons(trace)["gpu1"] == {"resources": 10}
+
+
+def test_ten_thousand_in_line_take_some_seconds() -> None:
+    n = 10_000
+    b = GraphBuilder("one at a time, each at the head of a stream")
+    for i in range(n):
+        b.op(f"op{i}", duration_ns=1, attributes={"resources": {"crane": 1}})
+    machine = Machine((Device("gpu0", streams=n),), resources={"crane": 1, "port": 1})
+    begun = process_time()
+    assert simulate(b.build(), machine, InOrder(), streams=RoundRobinStreams()).makespan_ns == n
+    assert process_time() - begun < 8
 
 
 def test_resources_are_held_while_cores_are_waited_for() -> None:
