@@ -177,6 +177,11 @@ RULES: Final[tuple[Rule, ...]] = (
         "the schedule recomputes nothing; say checkpoint: always (or except_last), or leave it out",
     ),
     Rule(
+        ("workload.pipeline.checkpoint",),
+        lambda case, loc: case.decisions.schedule.name != "custom",  # type: ignore[union-attr]
+        "a custom order has its own recompute actions (0R3); leave it out",
+    ),
+    Rule(
         _stage_key("kept.weight_grad"),
         _phase("W"),
         "the schedule computes both gradients in one backward, B; choose one that splits it, or leave it out",

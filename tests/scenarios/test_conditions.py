@@ -389,6 +389,13 @@ CASES: list[tuple[str, str, str]] = [
         ]
     ),
     (
+        "workload.pipeline.checkpoint",
+        pipeline("checkpoint: always")
+        .replace("4", "1")
+        .replace("1f1b", "{name: custom, order: '0F0 1F0 1B0 0B0'}"),
+        pipeline("checkpoint: always"),
+    ),
+    (
         "workload.pipeline.partition",
         pipeline("partition: block"),
         pipeline(f"{GRAPH_LAYERS}, partition: block"),
