@@ -175,6 +175,8 @@ class KernelFits:
         (('gb200', 'fp8'), ('blackwell', 'bf16'))
         >>> load_fits("mi250").lender("products", "fp8")  # which it computes in fp16
         ('mi300x', 'bf16')
+        >>> load_fits("mi250").lender("elementwise", "fp32")  # before those of NVIDIA's GPUs
+        ('mi300x', 'fp32')
         """
         return self._record(table, dtype)[:2]
 
@@ -211,10 +213,12 @@ class KernelFits:
         near += [(other, CHIP_WIDTH) for other in LENDERS["same_chip"].get(self.like, ())]
         if self.like in LENDERS["same_host"]:
             near.append((LENDERS["same_host"][self.like], HOST_WIDTH))
-        near += [("unmeasured_gddr" if small else "unmeasured_hbm", 0.0), ("unmeasured", 0.0)]
+        general = ("unmeasured_gddr" if small else "unmeasured_hbm", "unmeasured")
+        amd = generation.startswith("cdna")  # another maker's kernels: general ones are of NVIDIA's
+        near += [] if amd else [(name, 0.0) for name in general]
         if generation in GENERATIONS:
             pooled = GENERATIONS[generation] in GENERATIONS
             near.append((GENERATIONS[generation], 0.0 if pooled else GENERATION_WIDTH))
         nearest = LENDERS["nearest"].get(generation, ("hopper", "ampere"))
-        far = [(GENERATIONS[each], NEAREST_WIDTH) for each in nearest]
+        far = [(name, NEAREST_WIDTH) for name in (*(GENERATIONS[each] for each in nearest), *general * amd)]
         return near, far
