@@ -155,12 +155,14 @@ def _bubble(f: DerivedColumns, d: int) -> dict[str, int]:
         np.array([bool(set(letters) & set(name)) for name in (*graph.phases, "")])[phase]
         for letters in ("F", "BI")
     )
-    cuts = [0]
-    for one in np.unique(step):
-        mine = step == one
-        ends, begins = (mine & of if (mine & of).any() else mine for of in (is_forward, is_backward))
-        first = int(start[begins].min())
-        cuts += [first, max(first, int(end[ends].max())), int(end[mine].max())]
+    steps, of = np.unique(step, return_inverse=True)
+    first, ends = np.full(len(steps), makespan), np.zeros((2, len(steps)), np.int64)
+    # Of a step without forward, or backward, all rows count.
+    begin, forward = (which | (np.bincount(of, which) == 0)[of] for which in (is_backward, is_forward))
+    np.minimum.at(first, of[begin], start[begin])
+    np.maximum.at(ends[0], of[forward], end[forward])
+    np.maximum.at(ends[1], of, end)
+    cuts = [0, *np.stack((first, np.maximum(first, ends[0]), ends[1]), axis=1).ravel().tolist()]
     cuts[-1] = makespan
     at = np.maximum.accumulate(cuts)
     busy = Cover(union(start, end, f.device[rows]), makespan)

@@ -51,19 +51,20 @@ def places(c: Columns) -> None:
         c.live & ~c.alone & ((c.stream < lanes[c.device]) | (c.stream >= lanes[c.device + 1])),
         lambda r: f"{c.task(r)} ran on lane {c.stream[r]}, which {c.device_name(c.device[r])} does not have",
     )
-    serves = np.zeros((len(c.issuers), len(c.machine.devices)), dtype=bool)
-    devices = range(len(c.machine.devices))
-    own_lane = np.array([[issuer.lane_on(d) for d in devices] for issuer in c.issuers])
-    for issuer in c.issuers:
-        serves[issuer.index, list(issuer.devices)] = True
+    n = len(c.machine.devices)
+    pairs, pair = np.unique(c.issuer * n + c.device, return_inverse=True)
+    by_pair = [(c.issuers[each // n], each % n) for each in pairs.tolist()]
+    served = {(issuer.index, d) for issuer in c.issuers for d in issuer.devices}
+    serves = np.array([(issuer.index, d) in served for issuer, d in by_pair], bool)
+    own_lane = np.array([issuer.lane_on(d) for issuer, d in by_pair], np.int64)
     refuse(
-        ~serves[c.issuer, c.device],
+        ~serves[pair],
         lambda r: (
             f"{c.task(r)} was issued by {c.issuer_name(r)}, who does not serve {c.device_name(c.device[r])}"
         ),
     )
     refuse(
-        c.live & c.by_worker & ~c.alone & (own_lane[c.issuer, c.device] != c.stream),
+        c.live & c.by_worker & ~c.alone & (own_lane[pair] != c.stream),
         lambda r: f"{c.issuer_name(r)} took {c.task(r)}, and {c.lane(r)} ran it",
     )
 
