@@ -283,7 +283,9 @@ class Ranked:
         if self.devices is not None or self.accelerators is None:
             return self.devices or gpus(n)
         if len(self.accelerators) < n:
-            message = f"there are {n:,} ranks, and the machine has {len(self.accelerators):,} accelerators"
+            sizes = " x ".join(f"{name} {size:,}" for name, size in self.grid.sizes.items())
+            many = f"{n:,} ranks" + f" ({sizes})" * (len(self.grid.sizes) > 1)
+            message = f"there are {many}, and the machine has {len(self.accelerators):,} accelerators"
             raise InputError(message, path=("ranks",))
         return self.accelerators[:n]
 

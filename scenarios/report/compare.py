@@ -15,14 +15,14 @@ from scenarios.run.result_sections import model_notes, outcome_sections
 from scenarios.run.run_notes import no_gap_notes, stream_notes, unused_notes
 from scenarios.variants.variant import Row, VariantRun
 from sim.base.arrays import group_pairs
-from sim.base.units import format_duration
+from sim.base.units import NS_PER_S, format_duration
 from sim.diff.differences import differences
 from sim.diff.propagated_delays import why_first_moved
 from sim.diff.schedule import schedule_of
 from sim.explain.derived import DerivedColumns
 from sim.explain.makespan_breakdown import breakdown, breakdown_text, change, change_text
 from sim.explain.time_use import OnPath, difference_ns
-from sim.export.tables import percent, size, text_table
+from sim.export.tables import number_text, percent, size, text_table
 from sim.notebook import Section, card_of
 
 COMPARISON_SCHEMA: Final = "sim.comparison/1"
@@ -79,13 +79,23 @@ class Comparison:
         ]
         return [int(times[devices].sum()) for times, devices in used]
 
+    @cached_property
+    def samples(self) -> list[int]:
+        """Samples of a step (else of the run), all replicas together, for each of `ranked`; 0: unknown."""
+        told = [(result.summary, result.summary.get("train", {})) for result in self.ranked]
+        steps = [(own.get("samples_per_s", 0), of.get("step_ns", own["makespan_ns"])) for own, of in told]
+        return [round(rate * ns / NS_PER_S) for rate, ns in steps]
+
     @property
     def unequal(self) -> str:
-        """Numbers of devices and who used them, largest first; empty if all used equally many."""
-        by_count = group_pairs(zip(self.devices_used, (result.policy for result in self.ranked), strict=True))
-        if len(by_count) < 2:
-            return ""
-        return "; ".join(f"{', '.join(by_count[count])} on {count}" for count in sorted(by_count)[::-1])
+        """Numbers of devices and samples, and who used them, largest first; empty if all used the same."""
+        found = []
+        for of, counts in (("devices", self.devices_used), ("samples", self.samples)):
+            by_count = group_pairs(zip(counts, (result.policy for result in self.ranked), strict=True))
+            if len(by_count) > 1 and 0 not in by_count:
+                who = (f"{', '.join(by_count[count])} on {count:,}" for count in sorted(by_count)[::-1])
+                found.append(f"different numbers of {of} ({'; '.join(who)})")
+        return " and ".join(found)
 
     @property
     def loops_counted_once(self) -> bool:
@@ -113,6 +123,7 @@ class Comparison:
 
             return serving_rows({result.policy: result.summary for result in self.ranked}, failed)
         fastest, bound = self.fastest.trace.makespan_ns, self.lower_bound_ns
+        uneven, rate = 0 not in self.samples and len({*self.samples}) > 1, "samples_per_s"
         rows: list[Row] = []
         for result in self.ranked:
             devices, makespan = result.summary["devices"], result.trace.makespan_ns
@@ -127,6 +138,7 @@ class Comparison:
                     "above bound": makespan / bound - 1 if bound and not self.loops_counted_once else None,
                     "most compute": f"{busiest} {percent(share)}",
                     "highest peak memory": _highest_peak(result),
+                    **({"samples/s": number_text(rate, result.summary[rate])} if uneven else {}),
                 }
             )
         return text_table([*rows, *failed], rows[0])
@@ -147,9 +159,8 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """Name of the scenario, and whether its runs use different numbers of devices."""
-        unequal = f": the runs use different numbers of devices ({self.unequal})" if self.unequal else ""
-        return self.fastest.scenario + unequal
+        """Name of the scenario, and whether its runs use different numbers of devices or samples."""
+        return self.fastest.scenario + (f": the runs use {self.unequal}" if self.unequal else "")
 
     @cached_property
     def sections(self) -> list[Section]:

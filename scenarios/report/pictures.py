@@ -134,7 +134,7 @@ def sweep_plot(
     ranked = sorted(lines, key=lambda name: best(y for _, y in lines[name]), reverse=most)
     named = [name for name in lines if name in ranked[: len(OKABE_ITO)]]
     handles: dict[str, Any] = {}  # not the labels of lines, of which a legend hides those that begin with _
-    for name, points in lines.items():
+    for name, points in sorted(lines.items(), key=lambda line: line[0] not in named):  # the others last
         k = named.index(name) if name in named else None
         style = "-" if k is None else ("o-", "s--", "^:", "D-.")[k % 4]  # lines may coincide
         colour = "0.7" if k is None else OKABE_ITO[k]

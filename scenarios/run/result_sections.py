@@ -15,7 +15,7 @@ from typing import Any, Final
 from scenarios.expectations import Outcome
 from scenarios.training_run.plan import STATES, TrainingPlan
 from sim.base.units import format_duration
-from sim.export.tables import largest, percent, size, text_table
+from sim.export.tables import largest, number_text, percent, size, text_table
 from sim.job.job import Tried
 from sim.notebook import Section
 
@@ -154,9 +154,10 @@ def _pipeline(told: Mapping[str, Any]) -> Section:
     lines = [line]
     if (latency := told.get("latency_ns")) is not None:
         median, most = (format_duration(latency[key]) for key in ("median", "max"))
-        rate = f"{told['micro_batches_per_s']:,.4g} micro-batches/s"
+        rate = f"{number_text('_per_s', told['micro_batches_per_s'])} micro-batches/s"
         if (batch := told.get("batch")) is not None:
-            rate += f", {told['micro_batches_per_s'] * batch / told['micro_batches']:,.4g} samples/s"
+            samples = told["micro_batches_per_s"] * batch / told["micro_batches"]
+            rate += f", {number_text('_per_s', samples)} samples/s"
         lines.append(f"{rate}; each takes {median} (median), {most} at most")
     rows = [
         {
@@ -189,7 +190,7 @@ def _train(told: Mapping[str, Any]) -> Section:
     if "tokens_per_s" in told:
         rates += [f"{told['tokens_per_s']:,.0f} tokens/s", f"{told['tokens_per_s_per_gpu']:,.0f} a GPU"]
     elif "samples_per_s" in told:
-        rates.append(f"{told['samples_per_s']:,.4g} samples/s")
+        rates.append(f"{number_text('_per_s', told['samples_per_s'])} samples/s")
     if told["mfu"] is not None:
         rates.append(f"MFU {percent(told['mfu'])}")
     of = ""

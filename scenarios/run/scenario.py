@@ -223,6 +223,9 @@ class Scenario:
         """Return the policy fields for a name on the command line: a schedule, a policy, or a runtime."""
         workload, of_graphs = self.content.workload, "sim.policies"
         runtimes, known = plugins.names("sim.runtimes"), plugins.names(workload.deciders or of_graphs)
+        if policy.startswith("{"):
+            say = f"{policy!r} is no name; give options in compare:, or by --set 'policy={{...}}'"
+            raise Place("--policy").error(say)
         if policy in known or ":" in policy:
             return PolicyFields(name=policy)
         if policy in runtimes:

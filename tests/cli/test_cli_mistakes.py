@@ -129,6 +129,11 @@ def test_a_policy_that_is_unknown_or_given_twice(tmp_path: Path) -> None:
         2,
         "--policy: unknown policy 'in-odrer'; did you mean 'in-order'?\n",
     )
+    result = sim("run", path, "--allow-code", "--policy", "{name: in-order}")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "--policy: '{name: in-order}' is no name; give options in compare:, or by --set 'policy={...}'\n",
+    )
     result = sim("compare", path, "--policy", "in-order", "--policy", "in-order")
     assert (result.exit_code, result.stderr) == (2, "--policy in-order is given twice\n")
 

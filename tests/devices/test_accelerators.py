@@ -75,6 +75,10 @@ def test_ranks_are_the_accelerators_in_machine_order(
             "compile.1.ranks: ddp: there are 7 ranks, and the machine has 6",
         ),
         (
+            ["training", {"name": "tensor-parallel", "ranks": 2}, {"name": "ddp", "ranks": 6}],
+            r"compile.2.ranks: ddp: there are 12 ranks \(tp 2 x dp 6\), and the machine has 6",
+        ),
+        (
             ["training", {"name": "tensor-parallel", "ranks": 4}, {"name": "ddp"}],
             "compile.2.*: ddp: the machine has 6 accelerators, which 4 ranks each cannot share evenly",
         ),

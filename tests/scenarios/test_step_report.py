@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from scenarios.run.execute import Result, run_scenario
+from scenarios.report.compare import Comparison
+from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
 
 SIZES = "layers: 4, hidden: 2048, heads: 16, vocabulary: 50304"
@@ -90,6 +91,21 @@ def test_samples_are_those_of_all_replicas(
     for of in told["ranks"]:
         assert sum(ns for name, ns in of["time_ns"].items() if name != "hidden") == told["step_ns"]
         assert of["peak_bytes"] == summary["devices"][of["device"]]["peak_memory_bytes"]
+
+
+def test_a_comparison_says_first_who_trains_on_how_many_samples(tmp_path: Path) -> None:
+    path, train = tmp_path / "step.yaml", "runtime: pytorch-distributed, compile: [training, {ranks: 4, name:"
+    path.write_text(
+        "name: step\nmachine: {preset: dgx-h100}\n"
+        f"workload: {{build: {{model: gpt, {SIZES}, sequence: 2048, batch: 2}}}}\n"
+        f"compare: [{{label: ddp, {train} ddp}}]}}, {{label: tp, {train} tensor-parallel}}]}}]\n"
+    )
+    wide, cut = (run_case(case) for case in load_scenario(path).cases())
+    compared = Comparison([wide, cut])
+    assert compared.title == "step: the runs use different numbers of samples (ddp on 8; tp on 2)"
+    rates = [float(row["samples/s"].replace(",", "")) for row in compared.rows]
+    assert rates == [pytest.approx(each.summary["samples_per_s"], rel=1e-3) for each in (cut, wide)]
+    assert "samples/s" not in Comparison([wide, wide]).rows[0]
 
 
 @pytest.mark.parametrize(
