@@ -59,7 +59,8 @@ _FORMULAS: Final = """
     reduce_log_sum_exp softmax_grad softmax_cross_entropy sparse_softmax_cross_entropy batch_norm_grad conv
     conv_transpose depthwise_conv conv_input_grad conv_weight_grad matmul gemm einsum attention
     attention_grad embedding_grad adam lstm gru rnn max_pool average_pool average_pool_grad lrn batch_norm
-    resize top_k unique add_n maximum minimum mean_n assign assign_add assign_sub
+    resize top_k unique add_n maximum minimum mean_n assign assign_add assign_sub dft grid_sample lp_pool
+    global_lp_pool non_max_suppression negative_log_likelihood_loss
 """
 WITH_FORMULA: Final = frozenset(_FORMULAS.split())
 """Kinds whose cost follows from the shapes of their tensors (`scenarios.ops.op_costs.COSTS`)."""
