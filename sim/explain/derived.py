@@ -496,8 +496,13 @@ class DerivedColumns:
 
     def transfer_that_ended(self, row: int, time_ns: int) -> int:
         """Return the last transfer that ended at an instant and shares the path of a given one, or -1."""
-        way, ended = self.way(row - self.n), reversed(self.ended_at(time_ns))
-        return next((other for other in ended if other >= self.n and way & self.way(other - self.n)), UNSET)
+        return max(self._last_on_way.get((time_ns, part), UNSET) for part in self.way(row - self.n))
+
+    @cached_property
+    def _last_on_way(self) -> dict[tuple[int, str], int]:
+        """Instant and resource → the last transfer over it that took some time and ended then."""
+        ended = [(end, row) for end, row in zip(*self._by_end, strict=True) if row >= self.n]
+        return {(end, part): row for end, row in ended for part in self.way(row - self.n)}
 
     def taken_at(self, time_ns: int, below: int) -> list[int]:
         """Return the tasks taken at an instant with rows below `below`, last first."""
@@ -521,10 +526,11 @@ class DerivedColumns:
         return _sort_times(self.issue, np.arange(self.n))
 
     def way(self, transfer: int) -> set[str]:
-        """Return the resources that a transfer occupies: links, devices at its ends, its host."""
+        """Return what a transfer occupies: links, or their medium, the devices at its ends, its host."""
         moved, machine = self.trace.transfers, self.machine
         source, destination = int(moved["source"][transfer]), int(moved["destination"][transfer])
-        links = {machine.links[k].name for k in machine.route(source, destination)}
+        flow = int(moved["tensor"][transfer])
+        links = {f"link {machine.channels[k]}" for k in machine.route(source, destination, flow)}
         host = int(self.copied_by[transfer])
         return links | {f"out of {source}", f"into {destination}", *([] if host < 0 else [f"host {host}"])}
 

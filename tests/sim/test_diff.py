@@ -189,18 +189,21 @@ def test_what_is_carried_along_did_not_move_by_itself() -> None:
     assert d.largest(d.moved_ns, 1) == [2]
 
 
-def test_a_transfer_is_carried_along_by_the_one_before_it_on_its_link() -> None:
-    """a is sent from 10 to 40, b from then on, as the link is not shared; in B a takes until 70."""
-    ops = {"a": (10, "gpu0", []), "b": (10, "gpu0", []), "c": (1, "gpu1", ["a", "b"])}
+@pytest.mark.parametrize("back", [False, True])
+def test_a_transfer_is_carried_along_by_the_one_before_it_on_its_link(back: bool) -> None:
+    """a is sent from 10 to 40, b from then on, also back over a half-duplex link; in B a takes until 70."""
+    ops = {"a": (10, "gpu0", []), "b": (11, f"gpu{int(back)}", []), "c": (1, "gpu1", ["a"])}
+    ops["d"] = (1, f"gpu{int(not back)}", ["b"])
 
     def over(bytes_per_s: int) -> Trace:
-        link = Link("link", "gpu0", "gpu1", bandwidth_bytes_per_s=bytes_per_s, sharing="serial")
-        return run(ops, Machine(gpus(2).devices, (link,), network=make_network), nbytes=300)
+        numbers: dict[str, Any] = {"bandwidth_bytes_per_s": bytes_per_s, "sharing": "serial", "medium": "m"}
+        links = (Link("to", "gpu0", "gpu1", **numbers), Link("fro", "gpu1", "gpu0", **numbers))
+        return run(ops, Machine(gpus(2).devices, links, network=make_network), nbytes=300)
 
     d = compared(over(10**10), over(5 * 10**9))
     own = own_ns(d)
     assert own is not None
-    assert (sorted(d.moved_ns.tolist()), own.any()) == ([0, 0, 0, 30, 60], False)
+    assert (sorted(d.moved_ns.tolist()), own.any()) == ([0, 0, 0, 30, 30, 60], False)
 
 
 def test_head_of_line_blocking() -> None:
