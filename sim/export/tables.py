@@ -294,6 +294,8 @@ def _interval(summary: Mapping[str, Any]) -> str:
     if (sure := summary.get("makespan_interval")) is None:
         return ""
     low, high = format_duration(sure["low_ns"]), format_duration(sure["high_ns"])
+    if low == high:
+        return ""
     return f" (80 % interval {low} to {high}, mostly from {', '.join(list(sure['by_kind'])[:2])})"
 
 

@@ -348,19 +348,28 @@ def modelled_ops(graph: Graph, machine: Machine, device: Device) -> IntArray:
 
 def is_modelled(graph: Graph, machine: Machine, c: Collectives) -> BoolArray:
     """Return a mask of the collectives whose duration comes from the machine's model."""
+    return _give_no_duration(graph, machine, c) & (machine.collectives is not None)
+
+
+def _give_no_duration(graph: Graph, machine: Machine, c: Collectives) -> BoolArray:
     found = np.zeros(len(c.op), dtype=bool)
     alike = [(d.kind, d.name if d.name in graph.duration_by_kind else "") for d in machine.devices]
-    for own, device in dict(zip(alike, machine.devices, strict=True)).items():
+    for own in dict.fromkeys(alike):
         here = np.array([other == own for other in alike])[c.device]
-        found |= here & np.isin(c.op, modelled_ops(graph, machine, device))
+        found |= here & (graph.given_ns(*own)[c.op] == UNSET)
     return found
 
 
+_NO_NETWORK: Final = "collectives cross no network: the machine has neither links nor machine.collectives"
+
+
 def told_of(graph: Graph, machine: Machine, c: Collectives | None, model: object) -> str | None:
-    """Return a line that names the model of collectives, if it is in use and was not chosen explicitly.
+    """Return a line that names the model of collectives (or says that there is none), if nobody chose it.
 
     Folded ranks carry durations of their own, which the model gave for the whole machine.
     """
+    if c is not None and model is None:
+        return _NO_NETWORK if _give_no_duration(graph, machine, c).any() else None
     if c is None or not isinstance(model, ToldCollectives):
         return None
     return model.told if machine.folding is not None or is_modelled(graph, machine, c).any() else None

@@ -118,6 +118,16 @@ def test_a_result_says_which_model_counted(fold: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::devices.cost.unreliable.PlainRooflineWarning")
+def test_gpus_without_a_network_say_so(tmp_path: Path) -> None:
+    path, eight = tmp_path / "s.yaml", "devices: {gpu: {preset: h100-sxm, count: 8}}"
+    path.write_text(SCENARIO.replace(SCENARIO.partition("\n")[0], f"machine: {{{eight}}}"))
+    line = "collectives cross no network: the machine has neither links nor machine.collectives"
+    assert run_scenario(load_scenario(path)).summary["collectives"] == line
+    path.write_text(path.read_text().replace("count: 8}}", "count: 8}}, collectives: {bandwidth: 1GB/s}"))
+    assert "collectives" not in run_scenario(load_scenario(path)).summary
+
+
+@pytest.mark.filterwarnings("ignore::devices.cost.unreliable.PlainRooflineWarning")
 def test_it_is_said_where_it_counts_and_nobody_chose_it(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO + "fold: true\n", encoding="utf-8")

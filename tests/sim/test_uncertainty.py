@@ -60,6 +60,12 @@ def test_only_the_path_counts() -> None:
     assert list(spread_on_path(trace)) == ["matmul"]
 
 
+def test_an_interval_of_nothing_is_not_printed() -> None:
+    sure = run(Fitted({"matmul": 1}, {"matmul": 0.1}), ("a", "matmul", []))
+    assert summary(sure)["makespan_interval"] is not None
+    assert "interval" not in summary_lines(sure, summary(sure))[0]
+
+
 @pytest.mark.parametrize("cost", [None, Fitted({"matmul": 5})])
 def test_who_does_not_say_is_not_asked(cost: CostModel | None) -> None:
     trace = run(cost, ("a", "given" if cost is None else "matmul", []))
