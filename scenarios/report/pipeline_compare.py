@@ -51,8 +51,10 @@ def pipeline_rows(results: Sequence[Result]) -> list[dict[str, str]]:
         shown = f"rank {rank}: " * (peak > 0) + size(peak)
         rows.append({**told, **row, **most, "schedule": result.policy, "peak": shown})
     columns = ["schedule", "makespan_ns", "longest span: span_ns", "bubble: makespan_bubble", "span_bubble"]
-    columns += ["formula: bubble_formula", "formula for: formula_of", "activations: peak_activations"]
-    columns += ["highest peak memory: peak", "waits for transfers: exposed_ns", "bottleneck"]
+    if any(row["bubble_formula"] for row in rows):
+        columns += ["formula: bubble_formula", "formula for: formula_of"]
+    columns += ["activations: peak_activations", "highest peak memory: peak"]
+    columns += ["waits for transfers: exposed_ns", "bottleneck"]
     return text_table(rows, columns)
 
 

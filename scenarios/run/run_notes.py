@@ -32,12 +32,12 @@ def unused_notes(unused: Mapping[str, Sequence[str]]) -> list[str]:
     --------
     >>> unused_notes({"heft": ["gpu1"], "single": ["gpu1"]})
     ['unused: gpu1']
-    >>> unused_notes({"heft": [], "single": ["gpu1", "gpu2"]})
-    ['unused under single: gpu1, gpu2']
+    >>> unused_notes({"heft": [], "tp=1, pp=1": ["gpu1", "gpu2"], "single": ["gpu1", "gpu2"]})
+    ['unused under tp=1, pp=1; single: gpu1, gpu2']
     """
     runs_of = group_pairs((tuple(devices), run) for run, devices in unused.items())
     return [
-        ("unused" if len(runs_of) == 1 else f"unused under {', '.join(runs)}")
+        ("unused" if len(runs_of) == 1 else f"unused under {'; '.join(runs)}")
         + f": {list_names(devices, _MOST)}"
         for devices, runs in runs_of.items()
         if devices

@@ -452,6 +452,7 @@ def test_bubbles_of_a_comparison_are_of_the_same_thing(tmp_path: Path) -> None:
         assert told["bubble"] == f"{100 * (whole - work) / whole:.2f}%"
         assert result.summary["pipeline"]["bubble"] == (whole - work) / whole
         assert told["span bubble"] == f"{100 * result.summary['pipeline']['span_bubble']:.2f}%"
+        assert "formula" not in told  # published for equal stages
 
 
 def test_a_refusal_names_the_schedule(tmp_path: Path) -> None:
