@@ -251,7 +251,9 @@ class MeasuredTable:
                 return us * nbytes / largest
             raise InputError(
                 f"the largest {kind} on {ranks} ranks in {self.file} has {format_bytes(largest)}, and this "
-                f"one {format_bytes(nbytes)}; beyond: bandwidth keeps the bandwidth of the largest"
+                f"one {format_bytes(nbytes)}"
+                + "; beyond: bandwidth keeps the bandwidth of the largest"
+                * bool(largest)
             )
         if k == 0 or points[k][0] == nbytes:
             return points[k][1]
