@@ -21,7 +21,7 @@ from scenarios.recorded.setup import as_recorded, run_recorded
 from scenarios.run.execute import run_case
 from scenarios.run.scenario import Case, Scenario, scenario_of
 from sim.base.arrays import UNSET, IntArray, group_pairs
-from sim.base.errors import InputError
+from sim.base.errors import InputError, in_file
 from sim.base.files import read_bytes
 from sim.base.plugins import NOTHING, Allowed
 from sim.diff.differences import Differences, PathChange, idle_change, path_change
@@ -493,11 +493,10 @@ def _of_plan(one: _One, other: _One) -> Side:
     own = _scenario(one._replace(path=other.path)).case(other.policy)
     policy = ReplayPlan(file=Path(one.path), synchronisation=own.decisions.policy.synchronisation)
     decided: dict[str, Any] = {"policy": policy, "streams": Planned(policy.plan)}
-    if (
-        not own.decisions.compile
-    ):  # which places the ops of the scenario, and the plan those that it makes of them
+    if not own.decisions.compile:  # a compiler places the scenario's ops; the plan has those that it makes
         decided["placement"] = decided["streams"]
-    return _of_case(own.deciding(**decided, label=_name(one.path)), one.own)
+    side = _of_case(own.deciding(**decided, label=_name(one.path)), one.own)
+    return side._replace(schedule=in_file(one.path)(side.schedule))
 
 
 # -- tables and recordings --------------------------------------------------------------------------

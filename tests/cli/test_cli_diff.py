@@ -194,6 +194,8 @@ def test_a_plan(tmp_path: Path) -> None:
     assert told["makespan_difference_ns"] == -30_000
     assert told["b"]["title"] == "head of line: plan.json"
     assert answer(plan, path, "--policy", "window 4")["same"]
+    other = write(tmp_path, HEAD.replace(" d:", " e:"), "other.yaml")
+    assert re.match(r"\S*plan\.json: .*unknown op", sim("diff", other, plan).stderr)
 
 
 @pytest.mark.parametrize(
