@@ -129,8 +129,8 @@ _FACTORS = {
 }
 """Positions of both factors and of a bias, in operators with scales and zero points between them."""
 
-_HOW = """shape axes starts ends steps split sizes scales roi pads constant_value repeats depth values ratio
-    training_mode min max start limit delta K"""
+_HOW = """shape axis axes starts ends steps split sizes scales roi pads constant_value repeats depth values
+    ratio training_mode min max start limit delta K"""
 _OPERANDS = frozenset(_HOW.split())
 """Inputs, by formal name, that parametrise the operator; they are not read as tensors if known."""
 

@@ -306,6 +306,9 @@ def test_operands_that_say_how_are_attributes_and_no_tensors():
     assert graph.attributes[1] == {"max": "inf"}
     assert graph.bytes_read[0] == graph.bytes_written[0] == 16  # a part of x
     assert graph.flops.tolist() == [0, 8, 4]
+    nodes, shape = [("DFT", ["x", "", "axis"], ["y"], {})], [1, 8, 6, 2]  # six of eight complex numbers
+    made = model(nodes, [("x", FLOAT, shape)], [("y", FLOAT, shape)], [("axis", np.int64(1))])
+    assert import_onnx(made).flops.tolist() == [5 * 48 * 3]
 
 
 def test_outputs_that_nobody_reads_are_left_out():
@@ -517,11 +520,8 @@ def test_unknown_operators_are_counted_by_a_scenario_that_says_so(tmp_path):
 
 def test_choosing_and_ordering():
     """Comparisons of n = 2 * 6 elements: a heap of 2 has two levels; sorting takes 12 * 4 + 11."""
-    nodes = [
-        ("TopK", ["x", "k"], ["v", "i"], {}),
-        ("NonZero", ["x"], ["z"], {}),
-        ("Unique", ["x"], ["u"], {}),
-    ]
+    nodes = [("TopK", ["x", "k"], ["v", "i"], {})]
+    nodes += [("NonZero", ["x"], ["z"], {}), ("Unique", ["x"], ["u"], {})]
     outputs = [("v", FLOAT, [2, 2]), ("i", INT64, [2, 2]), ("z", INT64, [2, 12]), ("u", FLOAT, [12])]
     graph = import_onnx(model(nodes, [("x", FLOAT, [2, 6])], outputs, [("k", np.array([2]))]))
     assert [graph.kind(op) for op in range(3)] == ["top_k", "non_zero", "unique"]
