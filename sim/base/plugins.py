@@ -374,7 +374,7 @@ def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLik
         return functools.reduce(getattr, attributes.split("."), module)
     except AttributeError:
         public = [known for known in vars(module) if not known.startswith("_")]
-        raise UnknownNameError(f"attribute of the module {module_name!r}", attributes, public) from None
+        raise UnknownNameError(f"class or function of {module_name!r}:", attributes, public) from None
 
 
 _files: dict[str, tuple[int, int]] = {}

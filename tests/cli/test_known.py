@@ -167,6 +167,7 @@ def test_code_is_told_as_a_plugin_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
             "told_code:Nothing",
             "--allow-code",
         ): "'told_code:Nothing' decides nothing: it has none of next(), order()",
+        ("told_code:Windo", "--allow-code"): "unknown class or function of 'told_code': 'Windo'",
         ("told_code.py:Window", "--allow-code"): "write the module without .py, told_code:Window",
     }.items():
         wrong = sim("policies", *words)
