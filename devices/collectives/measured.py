@@ -249,11 +249,10 @@ class MeasuredTable:
             largest, us = points[-1]
             if self.beyond == "bandwidth" and largest:
                 return us * nbytes / largest
+            advice = "; beyond: bandwidth keeps the bandwidth of the largest" if largest else ""
             raise InputError(
                 f"the largest {kind} on {ranks} ranks in {self.file} has {format_bytes(largest)}, and this "
-                f"one {format_bytes(nbytes)}"
-                + "; beyond: bandwidth keeps the bandwidth of the largest"
-                * bool(largest)
+                f"one {format_bytes(nbytes)}{advice}"
             )
         if k == 0 or points[k][0] == nbytes:
             return points[k][1]
