@@ -154,6 +154,7 @@ class DerivedColumns:
         self.trace, self.job, self.recorded = trace, trace.job, recorded
         self.policy = policy or trace.policy
         self.idle_pieces: Any = None  # once `sim.explain.idle` has found them
+        self._last_over: dict[int, dict[str, int]] = {}  # instant → resource → last transfer that ended
         self.machine = trace.job.machine
         self.devices, self.issuers = self.machine.devices, self.machine.issuers()
         tasks = trace.tasks
@@ -496,13 +497,10 @@ class DerivedColumns:
 
     def transfer_that_ended(self, row: int, time_ns: int) -> int:
         """Return the last transfer that ended at an instant and shares the path of a given one, or -1."""
-        return max(self._last_on_way.get((time_ns, part), UNSET) for part in self.way(row - self.n))
-
-    @cached_property
-    def _last_on_way(self) -> dict[tuple[int, str], int]:
-        """Instant and resource → the last transfer over it that took some time and ended then."""
-        ended = [(end, row) for end, row in zip(*self._by_end, strict=True) if row >= self.n]
-        return {(end, part): row for end, row in ended for part in self.way(row - self.n)}
+        if (last := self._last_over.get(time_ns)) is None:
+            ended = [other for other in self.ended_at(time_ns) if other >= self.n]
+            last = self._last_over[time_ns] = {r: other for other in ended for r in self.way(other - self.n)}
+        return max(last.get(resource, UNSET) for resource in self.way(row - self.n))
 
     def taken_at(self, time_ns: int, below: int) -> list[int]:
         """Return the tasks taken at an instant with rows below `below`, last first."""
