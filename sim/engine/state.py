@@ -151,7 +151,7 @@ class SharedResources:
         self._free = dict(job.machine.resources)
         self._needs: Mapping[int, Mapping[str, int]] = job.graph.attribute("resources")
         self._lines: dict[str, deque[Task]] = {name: deque() for name in self._free}
-        self._come: dict[int, int] = {}  # the number of each waiting task, by id
+        self._arrival: dict[int, int] = {}  # waiting task, by id → its number in order of arrival
         self._numbers = count()
         self._held: set[int] = set()
 
@@ -159,8 +159,8 @@ class SharedResources:
         """Take what a task needs, or put it in line; return whether it holds its resources."""
         if task.id in self._held or not (needs := self._needs.get(task.op)):
             return True
-        if task.id not in self._come:
-            self._come[task.id] = next(self._numbers)
+        if task.id not in self._arrival:
+            self._arrival[task.id] = next(self._numbers)
             for name in needs:
                 self._lines[name].append(task)
         self._serve(needs)
@@ -194,7 +194,7 @@ class SharedResources:
                 served.append(task)
                 changed += needs
         self._held.update(task.id for task in served)
-        return sorted(served, key=lambda task: self._come.pop(task.id))
+        return sorted(served, key=lambda task: self._arrival.pop(task.id))
 
 
 # ----------------------------------------------------------------------------------------------------------
