@@ -143,39 +143,42 @@ def write_found(path: str, case: Case, trace: Trace, *, own: bool, expect: Any, 
     left_out = ("compare", "expect", "extends")
     document, schedule = case.scenario.document, case.decisions.schedule
     found: Any = {key: value for key, value in document.root.plain().items() if key not in left_out}
-    plan, graph = None, Path(path).with_suffix(".graph.json")
+    beside: list[Path] = []
     if own:
         pass
     elif schedule is None:
-        plan = Path(path).with_suffix(".plan.json")
+        beside = [plan := Path(path).with_suffix(".plan.json")]
         write_text(plan, trace.plan().to_json())
         replay, follows = {"name": "replay", "file": plan.name}, case.decisions.policy.synchronisation
         found["policy"] = {**replay, "synchronisation": follows, "placement": replay, "streams": replay}
         if case.decisions.compile:
+            beside.append(graph := Path(path).with_suffix(".graph.json"))
             write_graph(trace.job.graph, graph)
             found["workload"] = {"graph": graph.name}
     elif schedule.name != "custom" and isinstance(case.decisions.linearize, AsWritten):
         found["policy"] = schedule.model_dump(exclude_unset=True)
     else:
-        plan = Path(path).with_suffix(".csv")
+        beside = [plan := Path(path).with_suffix(".csv")]
         order = order_of_slots(trace, case.work.report(trace)["pipeline"]["devices"])
         write_text(plan, to_csv(order))
         chunks = {"chunks": order.chunks} if "pipeline" in found["workload"] else {}
         replicas = {"replicas": True} if len(order.placements) > 1 else {}
         found["policy"] = {"name": "custom", "file": plan.name, **chunks, **replicas}
     found["expect"] = expect
-    made = scenario_of(Document.from_text(_as_yaml(found), Path(path).parent, document.allowed)).case()
-    for loc, _ in sorted(keys_without_effect(made), key=lambda each: -len(each[0])):
+
+    def new_case() -> Case:
+        return scenario_of(Document.from_text(_as_yaml(found), Path(path).parent, document.allowed)).case()
+
+    for loc, _ in sorted(keys_without_effect(new_case()), key=lambda each: -len(each[0])):
         del reduce(getitem, loc[:-1], found)[loc[-1]]  # the settings may have left it so
-    write_text(path, f"# {head}\n{_as_yaml(found)}")
-    if plan is None:
-        return [path]
-    again = attempt(scenario_of(Document.read(path, document.allowed)).case()).result
-    if again is None or _starts(again.trace) != _starts(trace):
+    again = attempt(new_case()).result if beside else None
+    if beside and (again is None or _starts(again.trace) != _starts(trace)):
         if schedule is not None:
-            raise InputError(f"{path}: runs otherwise than what was found, which is no mere order of slots")
-        write_text(plan, trace.plan(timed=True).to_json())
-    return [path, str(plan), *([str(graph)] if case.decisions.compile else [])]
+            beside[0].unlink()
+            raise InputError(f"{path}: not written: what was found is no mere order of slots")
+        write_text(beside[0], trace.plan(timed=True).to_json())
+    write_text(path, f"# {head}\n{_as_yaml(found)}")
+    return [path, *map(str, beside)]
 
 
 def _as_yaml(found: Any) -> str:

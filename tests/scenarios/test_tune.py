@@ -201,6 +201,15 @@ def test_the_best_order_of_a_pipeline_is_a_custom_schedule(name: str, verb: str,
     assert sim("check", out).exit_code == 0
 
 
+def test_what_a_custom_schedule_does_not_reproduce_is_not_written(tmp_path: Path) -> None:
+    text = PIPELINE.replace("backward: 2ms", "input_grad: 1ms, weight_grad: 1ms").replace("0.5ms", "2.5ms")
+    path, out = write(tmp_path, text.replace("kept:", "collectives: 0.2ms, kept:")), tmp_path / "best.yaml"
+    done = sim("tune", path, "--policy", "dualpipe", "--budget", 60, "--out", out)
+    assert done.exit_code == 2
+    assert "not written: what was found is no mere order of slots" in done.stderr
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_the_best_of_a_compiled_graph_runs_on_that(tmp_path: Path) -> None:
     """The plan names its Send and Recv; c has a stream of its own, and b ends at 10 + 10 + 10 us."""
     path, out = tmp_path / "s.yaml", tmp_path / "best.yaml"
