@@ -351,21 +351,21 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
                 raise document.wrong(UnknownNameError("model", str(at[-1]), models), at)
 
 
-def _is_by_decision(error: SimError) -> TypeGuard[InputError]:
+def _names_key(error: SimError) -> TypeGuard[InputError]:
     """Whether linearizer or stream assignment (`sim.job.job.Job.order`, `lane`) or the network raised it."""
     return isinstance(error, InputError) and error.path[:1] in (("linearize",), ("streams",), ("machine",))
 
 
 def has_place(error: InputError | InfeasibleError) -> bool:
-    """Whether an error says which op it is about, or which decision or that the network raised it."""
-    return error.op is not None or isinstance(error, GraphError | InfeasibleError) or _is_by_decision(error)
+    """Whether an error says which op it is about, or which key of the scenario."""
+    return error.op is not None or isinstance(error, GraphError | InfeasibleError) or _names_key(error)
 
 
 def place_error(error: InputError | InfeasibleError, case: Case) -> ScenarioError:
-    """Return the error with the place of its op, or of the decision that raised it."""
+    """Return the error with the place of its op, or of the key that it names."""
     from scenarios.workloads.workload import op_message, op_place
 
     document = case.scenario.document
-    if _is_by_decision(error):
+    if _names_key(error):
         return document.wrong(error, () if error.path[0] == "machine" else case.decisions.loc)
     return document.error(op_place(error, document), op_message(error, document))
