@@ -79,9 +79,10 @@ def recorded_ns(graph: Graph) -> FloatArray:
     ns, before = graph.duration_ns.astype(float), dict[Any, int]()
     for op, given in sorted(graph.attributes.items()):
         if "kernel" in given and "stream" in given:
-            if "splitKreduce" in given["kernel"] and given["stream"] in before:
-                ns[before[given["stream"]]] += ns[op]
-            before[given["stream"]] = op
+            stream = graph.pin_code[op], given["stream"]
+            if "splitKreduce" in given["kernel"] and stream in before:
+                ns[before[stream]] += ns[op]
+            before[stream] = op
     return ns
 
 

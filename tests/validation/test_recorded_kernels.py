@@ -35,17 +35,18 @@ def test_kernels_of_recorded_programs_cost_what_they_took(data_dir: Path) -> Non
 def test_what_a_recorded_kernel_took_is_its_own() -> None:
     """The parts of a product are added up by another kernel; beside a copy nothing is judged."""
     builder = GraphBuilder("recorded")
-    for name, stream, start, took in (
-        ("cutlass", 7, 0, 100),
-        ("Memcpy HtoD", 9, 150, 100),
-        ("splitKreduce_kernel", 7, 110, 30),
-        ("relu", 7, 200, 20),
+    for name, device, stream, start, took in (
+        ("cutlass", "gpu0", 7, 0, 100),
+        ("softmax", "gpu1", 7, 0, 50),
+        ("Memcpy HtoD", "gpu0", 9, 150, 100),
+        ("splitKreduce_kernel", "gpu0", 7, 110, 30),
+        ("relu", "gpu0", 7, 200, 20),
     ):
         row = {"kernel": name, "stream": stream, "recorded_start_ns": start}
-        builder.op(name, kind="kernel", duration_ns=took, device="gpu0", attributes=row)
+        builder.op(name, kind="kernel", duration_ns=took, device=device, attributes=row)
     graph = builder.build()
-    assert recorded_ns(graph).tolist() == [130, 100, 30, 20]
-    assert ran_alone(graph) == {0, 2}
+    assert recorded_ns(graph).tolist() == [130, 50, 100, 30, 20]
+    assert ran_alone(graph) == {0, 1, 3}
 
 
 def test_a_few_kernels_move_the_model_of_another_gpu() -> None:
