@@ -289,7 +289,10 @@ def update(result: Result) -> list[Updated]:
         if not outcome.passed:
             try:
                 values, told = _changes(outcome, result, read)
-                new |= {(node.place.line, node.place.column): text for node, text in values}
+                at = {(node.place.line, node.place.column): text for node, text in values}
+                if any(new.get(place, text) != text for place, text in at.items()):
+                    raise InputError("another condition needs another value at the same place (an alias)")
+                new |= at
                 found.append(Updated(outcome, f"written: {told}", True))
             except InputError as error:
                 found.append(Updated(outcome, f"not written: {error}", False))

@@ -86,6 +86,15 @@ def test_a_file_is_read_and_written_once_for_all_that_failed(
     assert [[*new.values()] for new in written] == [["45us", "4", "a", "b"]]
 
 
+def test_an_alias_is_not_two_values(tmp_path: Path) -> None:
+    """It was told as written twice, and the first condition no longer held."""
+    head, _, _ = GOOD.partition("expect:")
+    [checked] = check_file(write(tmp_path, head + "expect: {makespan: &x 1us, end.a: *x}\n"), new_values=True)
+    assert checked.exit_status == 1
+    assert "not written: another condition needs another value" in str(checked)
+    assert "{makespan: &x 45us, end.a: *x}" in (tmp_path / "s.yaml").read_text()
+
+
 def test_what_stands_in_another_file_stays(tmp_path: Path) -> None:
     base = write(tmp_path, GOOD, "base.yaml")
     over = write(tmp_path, "extends: base.yaml\nmachine: {devices: {cpu0: {cores: 1}}}\nexpect: {tasks: 3}\n")
