@@ -39,9 +39,9 @@ TILES: Final = np.array(
 ).T
 """Rows and columns of the output that a thread block computes, of which the library takes the best (CUTLASS,
 github.com/NVIDIA/cutlass, media/docs/efficient_gemm.md, has these among its tiles)."""
-_LEAST, _AT_ONCE = 16, 16
-"""Rows and columns of the least tile, and how many of these an SM computes at once: from 37,632 products of
-8 x 64 x 8 and of 8 x 8 x 64 on an H100 (TimeSformer)."""
+_LEAST, _NARROW, _AT_ONCE = 16, 64, 16
+"""Rows and columns of the least tile, columns of the results that take it, and how many of these tiles an SM
+computes at once: from 37,632 products of 8 x 64 x 8 and of 8 x 8 x 64 on an H100 (TimeSformer)."""
 _OUT_BYTES: Final = 2.0
 _ALIGNED_BYTES: Final = 16  # what a thread loads or stores at a time
 _UNALIGNED: Final = 2.5
@@ -60,7 +60,8 @@ def product_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     tile_m, tile_n = TILES
     packed = np.ceil(m * count / tile_m)  # several small products share an SM as one tile's rows do
     tiles = np.where(m < tile_m, packed, np.ceil(m / tile_m) * count) * np.ceil(n / tile_n)
-    least = np.where((m <= _LEAST) & (count > 1), count * np.ceil(n / _LEAST), 0.0)
+    tiny = (m <= _LEAST) & (n <= _NARROW) & (count > 1)
+    least = np.where(tiny, count * np.ceil(n / _LEAST), 0.0)
     tiles = np.maximum(tiles, least / _AT_ONCE)
     row = 1.0 if dtype == "mxfp8" else element  # whose scales lie in a tensor of their own
     odd = ((n * row) % _ALIGNED_BYTES > 0) | ((k * row) % _ALIGNED_BYTES > 0)

@@ -177,6 +177,17 @@ def test_odd_shapes_of_a_recorded_program(kind: str, sizes: dict[str, Any], move
     assert says == pytest.approx(took, rel=0.2)
 
 
+def test_a_batched_product_with_more_rows_is_no_faster() -> None:
+    """Of a wide result, which the rule of tiny ones had made slower at 16 rows than at 17."""
+
+    def took(m: int) -> int:
+        moved = 2 * 64 * (4096 * m + 4096 * 4096)
+        sizes = {"batch": 64, "m": m, "n": 4096, "k": 4096, "operator": "aten::bmm"}
+        return ns_of("bmm", sizes=sizes, bytes_read=moved, bytes_written=2 * 64 * m * 4096)
+
+    assert took(1) <= took(16) <= took(17)
+
+
 def test_rows_shorter_than_a_warp_share_it() -> None:
     one, four = ({"rows": 2**22 // c, "columns": c} for c in (32, 8))
     assert ns_of("softmax", sizes=four) == pytest.approx(ns_of("softmax", sizes=one), rel=0.25)
