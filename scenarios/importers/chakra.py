@@ -222,14 +222,13 @@ _COLLECTIVES: Final = (
     "reduce_scatter", "barrier",
 )  # fmt: skip
 """Types of collective, numbered from 0."""
-_RANK: Final = re.compile(r"(\d+)\.(et|chakra|json)(\.gz)?$")
-_AS_JSON: Final = re.compile(rb'\{\s*"workload_graph"|"type"\s*:\s*"[A-Z_]+_NODE"')
+_RANK: Final = re.compile(r"(\d+)\.(et|chakra)(\.gz)?$")
 _OF_PYTORCH: Final = ("rf_id", "seq_id", "op_schema")
 
 
 def recognises(name: str, head: bytes) -> bool:
-    """Whether the file is a Chakra trace, by its name: a protobuf has no signature; or it is one as JSON."""
-    return name.endswith(TRACES["chakra"]) or _AS_JSON.search(head) is not None
+    """Whether the file is a Chakra trace, by its name: a protobuf has no signature."""
+    return name.endswith(TRACES["chakra"])
 
 
 def load(
@@ -274,7 +273,7 @@ def load(
     if not one:
         _meet(traces)
         _send(traces)
-    builder = GraphBuilder(stem(paths[0], ".et", ".chakra", ".json") if one else job_name(path))
+    builder = GraphBuilder(stem(paths[0], ".et", ".chakra") if one else job_name(path))
     for trace in traces:
         with in_file(trace.path):
             trace.add_to(builder)

@@ -1,8 +1,7 @@
 """The messages of a Chakra trace, as plain rows: nodes with their dependencies, times and tensors.
 
 A file is a sequence of protobuf messages: one of metadata, then one per node
-(https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``). The same as JSON is what
-``chakra_jsonizer`` writes, object after object, or what Chakra's feeder reads (``src/feeder/json_node.cpp``).
+(https://github.com/mlcommons/chakra, ``schema/protobuf/et_def.proto``).
 """
 
 from __future__ import annotations
@@ -196,10 +195,7 @@ def read_nodes(path: StrPath) -> list[ChakraNode]:
     """
     content = read_bytes(path)
     with in_file(f"{path}: not a Chakra trace"):
-        if _JSON.match(content):
-            nodes = _json_nodes(content.decode())
-        else:
-            nodes = [_node(message) for message in [*delimited_messages(content)][1:]]
+        nodes = [_node(message) for message in [*delimited_messages(content)][1:]]
     if not nodes:
         raise InputError(f"{path}: not a Chakra trace: no node in it")
     return nodes
@@ -236,7 +232,7 @@ def _node(message: bytes) -> ChakraNode:
         elif number == 2:
             node.name = text(value)
         elif number == 3 and isinstance(value, int):
-            node.type = _type(value)
+            node.type = _TYPES[value - 1] if 0 < value <= len(_TYPES) else f"type{value}"
         elif number == 4:
             node.ctrl_deps += read_varints(value)
         elif number == 5:
@@ -253,60 +249,6 @@ def _node(message: bytes) -> ChakraNode:
         elif number == 10 and isinstance(value, bytes):
             _attribute(value, node.attributes)
     return node
-
-
-_JSON: Final = re.compile(rb'\s*\{\s*["}]')
-_BLANK: Final = re.compile(r"\s*")
-_WHOLE: Final = re.compile(r"[us]?(int|fixed)(32|64)Val")
-_FEEDER: Final = {
-    "Id": "id",
-    "Name": "name",
-    "NodeType": "type",
-    "runtime": "durationMicros",
-    "data_deps": "dataDeps",
-}
-"""The feeder's names of members; its others, with a ``_``, are attributes."""
-
-
-def _json_nodes(content: str) -> list[ChakraNode]:
-    """Return the nodes of a trace as JSON, whose first object has the metadata, or the feeder's nodes."""
-    found, at = list[Any](), 0
-    while (at := _BLANK.match(content, at).end()) < len(content):  # type: ignore[union-attr]
-        one, at = json.JSONDecoder().raw_decode(content, at)
-        found.append(one)
-    if fed := found[0].get("workload_graph"):
-        return [_json_node({_FEEDER.get(key, key): value for key, value in one.items()}) for one in fed]
-    return [_json_node(one) for one in found[1:]]
-
-
-def _json_node(one: dict[str, Any]) -> ChakraNode:
-    attributes = {key: value for key, value in one.items() if "_" in key}
-    for each in one.get("attr", ()):
-        for key, value in each.items():
-            if _WHOLE.fullmatch(key):
-                attributes[each["name"]] = int(value)
-            elif key in ("boolVal", "stringVal", "boolList"):
-                attributes[each["name"]] = value["values"] if key == "boolList" else value
-    type_, start_us = one.get("type", "COMP_NODE"), one.get("startTimeMicros")
-    of_text = re.sub("^COMM_|_NODE$", "", str(type_)).lower().replace("coll", "collective")
-    values, written = (one.get(key, {}).get("values", "") for key in ("inputs", "outputs"))
-    return ChakraNode(
-        id=int(one.get("id", 0)),
-        name=one.get("name", ""),
-        type=of_text if isinstance(type_, str) else _type(type_),
-        ctrl_deps=[int(other) for other in one.get("ctrlDeps", ())],
-        data_deps=[int(other) for other in one.get("dataDeps", ())],
-        start_ns=None if start_us is None else _ns(int(start_us), "starts at"),
-        duration_ns=_ns(int(one.get("durationMicros", 0)), "takes"),
-        reads=[*_tensors(values)],
-        writes=[*_tensors(written)],
-        values=values,
-        attributes=attributes,
-    )
-
-
-def _type(number: int) -> str:
-    return _TYPES[number - 1] if 0 < number <= len(_TYPES) else f"type{number}"
 
 
 def _ns(microseconds: int, what: str) -> int:

@@ -3,7 +3,7 @@
 import gzip
 
 import pytest
-from chakra_files import field, node, tensors, trace_of, varint
+from chakra_files import field, node, trace_of, varint
 from hypothesis import given
 from hypothesis import strategies as st
 from import_helpers import recorded
@@ -146,40 +146,6 @@ def test_any_other_trace_keeps_control_dependencies(trace):
     assert graph.after.lists() == [[], [0], [0, 1], []]
     assert [graph.kind(op) for op in range(4)] == ["kernel", "send", "recv", "reduce_scatter"]
     assert graph.op_names[3] == "collective#4"
-
-
-AS_JSON = """{ "version": "0.0.4" }{
-  "id": "1", "name": "aten::mm", "type": "COMP_NODE", "durationMicros": "3", "startTimeMicros": "5",
-  "outputs": {"values": "[[101, 1, 0, 1, 4, 'cuda:0']]", "shapes": "[[8]]"},
-  "attr": [{"name": "is_cpu_op", "boolVal": true}, {"name": "tid", "int64Val": "1"}]
-}{
-  "id": "2", "name": "nccl", "type": "COMM_COLL_NODE", "dataDeps": ["1"], "ctrlDeps": ["1"],
-  "durationMicros": "7",
-  "attr": [{"name": "comm_type", "int64Val": "0"}, {"name": "involved_dim", "boolList": {"values": [true]}},
-           {"name": "pg_name", "stringVal": "0"}, {"name": "unknown", "doubleVal": 0.5}]
-}
-"""
-FED = """{"workload_graph": [
-  {"Id": 1, "Name": "a", "NodeType": 4, "data_deps": [], "runtime": 3, "is_cpu_op": true},
-  {"Id": 2, "Name": "b", "NodeType": 7, "data_deps": [1], "ctrlDeps": [1], "runtime": 7, "comm_type": 0}]}"""
-
-
-def test_a_trace_as_json_is_the_same(trace, tmp_path):
-    """As written by Chakra's jsonizer, and as read by its feeder."""
-    first = node(1, "aten::mm", us=3, start=5, outputs=tensors(1), is_cpu_op=True, tid=1)
-    second = node(2, "nccl", 7, ctrl=[1], data=[1], us=7, comm_type=0, involved_dim=[True], pg_name="0")
-    (tmp_path / "t.0.json").write_text(AS_JSON)
-    assert read_nodes(tmp_path / "t.0.json") == read_nodes(trace(first, second))
-    assert load_graph(tmp_path / "t.0.json").op_names == ("mm#1", "nccl#2")
-    (tmp_path / "fed.json").write_text(FED)
-    second = node(2, "b", 7, ctrl=[1], data=[1], us=7, comm_type=0)
-    assert read_nodes(tmp_path / "fed.json") == read_nodes(trace(node(1, "a", us=3, is_cpu_op=True), second))
-    assert load_graph(tmp_path / "fed.json").name == "fed"
-    (tmp_path / "cut.json").write_text(AS_JSON[:-3])
-    with pytest.raises(
-        InputError, match=r"cut\.json: cannot be read; the file may be damaged \(JSONDecodeError"
-    ):
-        load_graph(tmp_path / "cut.json")
 
 
 def test_dangling_dependencies_are_reported(trace):

@@ -58,7 +58,7 @@ def test_damage_is_refused_or_harmless(tmp_path: Path, seed: int) -> None:
     ("content", "says"),
     [
         (b"", "is empty"),
-        (b'{"traceEvents": []}', "not a Chakra trace: no node in it"),
+        (b'{"traceEvents": []}', "not a Chakra trace: the file ends in the middle of a message"),
         (WHOLE[:-1], "not a Chakra trace: the file ends in the middle of a message"),
         (b"\x05" + field(1, "0.1") + b"\xff" * 8 + b"\x7f", "ends in the middle of a message"),
         (trace_of(field(1, 1) + varint(2 << 3 | 2) + varint(2**62) + b"abc"), "in the middle of a field"),
