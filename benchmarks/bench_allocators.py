@@ -16,7 +16,7 @@ import pytest
 from measure import cost, seconds
 
 from devices.memory import Allocator, Block, PlannedAllocator, make_allocator
-from devices.memory.planners import Lifetime, plan_greedy
+from devices.memory.planned import Lifetime, plan_greedy
 
 LIVE = 10_000
 PAIRS = 50_000

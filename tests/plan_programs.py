@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from devices.memory.planners import Lifetime, TokenPool
+from devices.memory.planned import Lifetime, TokenPool
 
 
 class Step(NamedTuple):

@@ -8,7 +8,7 @@ other packages add their own as entry points of the group ``sim.allocators``:
 ``bfc``         TensorFlow's best fit with coalescing
 ``caching``     PyTorch's caching allocator for CUDA
 ``counted``     device malloc and free per tensor, a counter against a limit
-``planned``     offsets decided before the run: TVM's two plans, greedy by size, the optimum
+``planned``     offsets decided before the run: TVM's two plans, greedy by size
 ``scratchpad``  the software-managed SRAM of an NPU, with tiles
 ==============  ==================================================================================
 

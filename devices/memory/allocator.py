@@ -25,7 +25,6 @@ from operator import attrgetter
 from typing import Any, ClassVar, Final
 
 from devices.memory.device_memory import FREE, LIVE, Block, DeviceMemory, Owner, Span, round_up
-from devices.memory.planners import ArenaPlan, fullest_step
 from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, InvariantError, OutOfMemoryError
 from sim.base.units import format_bytes
@@ -88,63 +87,6 @@ def largest_holders(spans: list[Span]) -> list[str]:
         blocks = f" in {len(sizes)} blocks" if len(sizes) > 1 else ""
         names.append(f"{'unnamed' if owner is None else repr(owner)} {size_text(sum(sizes))}{blocks}")
     return names
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Out of memory before the run: a static plan is larger than the memory left on its device.
-#
-# The message is that of a failed request, with the tensors of the fullest step in place of those in use.
-
-
-def plan_too_large(
-    plan: ArenaPlan, owners: Sequence[Owner], memory: DeviceMemory, name: str
-) -> OutOfMemoryError:
-    """Return an error that says why a plan does not fit its device, and what would help.
-
-    Parameters
-    ----------
-    plan : ArenaPlan
-        Plan that is too large.
-    owners : sequence
-        Owners of its tensors, in plan order.
-    memory : DeviceMemory
-        Memory of the device, including its other contents (parameters).
-    name : str
-        Name of the device.
-
-    Examples
-    --------
-    >>> from devices.memory.device_memory import DeviceMemory
-    >>> from devices.memory.planners import plan_greedy
-    >>> from devices.memory.planners import Lifetime
-    >>> plan = plan_greedy([Lifetime(6144, 0, 1), Lifetime(4096, 1, 2), Lifetime(2048, 2, 2)])
-    >>> print(plan_too_large(plan, ["a", "b", "c"], DeviceMemory(8192), "npu"))
-    out of memory on npu (planned allocator): the plan (greedy) takes 10 KiB of 8 KiB left, before time 0
-      limit            8 KiB
-      least plan       10 KiB: no plan for this order is known to take less
-      largest holders  'a' 6 KiB; 'b' 4 KiB, at step 1 of the plan, its fullest
-      what would help  at least 2 KiB more memory, or as much less in use: a smaller batch, recomputation
-    """
-    left = (memory.capacity or 0) - memory.used
-    lines = [("limit", size_text(memory.capacity))]
-    if memory.used:
-        lines.append(("other users", f"{size_text(memory.used)} that are not planned, such as parameters"))
-    lines.append(("least plan", f"{size_text(plan.bound)}: no plan for this order is known to take less"))
-    step = fullest_step(plan.lifetimes)
-    live = [
-        Span(0, 0, one.nbytes, "live", one.nbytes, 0, owner)
-        for owner, one in zip(owners, plan.lifetimes, strict=True)
-        if one.nbytes and one.first <= step <= one.last
-    ]
-    holders = "; ".join(largest_holders(live))
-    lines.append(("largest holders", f"{holders}, at step {step} of the plan, its fullest"))
-    if plan.bound <= left:
-        lines.append(("what would help", "another planner, or the order of another linearizer"))
-    lines.append(("what would help", more_memory(plan.nbytes - left)))
-    what = (
-        f"the plan ({plan.planner}) takes {size_text(plan.nbytes)} of {size_text(left)} left, before time 0"
-    )
-    return out_of_memory(name, "planned", what, lines)
 
 
 _MOST: Final = 1 << 62

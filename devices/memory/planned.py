@@ -1,25 +1,339 @@
 """Memory with a layout decided before the run: allocating means looking up an offset.
 
-Tensors take turns at their bytes in the order that the plan was made for, and then from the beginning again
-(the next iteration). A tensor that is asked for before its turn has to wait: `try_alloc` returns None::
+Planners by name, each a function of lifetimes and an alignment:
 
-    plan    a ▇▇▇▇      ▇▇▇ c         c waits for a and b to be freed, the next a for c
-            b ▇▇▇▇▇▇                  b could come before a, and c before neither
+===========  ===========================================================================
+``relay``    TVM's rule: tensors in turn share storage tokens
+``relax``    the same in TVM's successor of Relay, for each data type apart
+``greedy``   the largest tensor first, each at the best fitting offset
+===========  ===========================================================================
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import NamedTuple
+
+import numpy as np
 
 from devices.describe.field_types import Alignment
-from devices.memory.allocator import Allocator, plan_too_large
-from devices.memory.device_memory import LIVE, Block, DeviceMemory, Owner, Span
-from devices.memory.planners import PLANNERS, ArenaPlan, Lifetime
+from devices.memory.allocator import Allocator, largest_holders, more_memory, out_of_memory, size_text
+from devices.memory.device_memory import LIVE, Block, DeviceMemory, Owner, Span, round_up
 from devices.memory.trace_readers import MemoryEvent
-from sim.base.arrays import UNSET, group_pairs
-from sim.base.errors import InputError, UnknownNameError, hint
+from sim.base.arrays import UNSET, IntArray, group_pairs
+from sim.base.errors import InputError, OutOfMemoryError, UnknownNameError, hint
+from sim.base.intervals import in_use
+
+# ----------------------------------------------------------------------------------------------------------
+# What a planner is given, and what it answers.
+#
+# A tensor is a rectangle: as wide as it lives, as high as it is large. A plan shifts the rectangles up and
+# down, never sideways, so that no two overlap, and wants the pile low::
+#
+#     offset
+#       ▲  ┌─────────┐
+#       │  │    c    │ ┌──────┐
+#       │  ├──────┬──┘ │      │      lower bound: the most bytes alive at one step,
+#       │  │  a   │┌───┤  d   │      whatever the plan
+#       │  │      ││ b │      │
+#       └──┴──────┴┴───┴──────┴──► step
+
+
+class Lifetime(NamedTuple):
+    """A tensor of `nbytes`, alive from step `first` through step `last`, both included.
+
+    Some planners look at its `dtype` (empty: not known), and at whether the program returns it.
+    """
+
+    nbytes: int
+    first: int
+    last: int
+    dtype: str = ""
+    returned: bool = False
+
+
+@dataclass(frozen=True)
+class ArenaPlan:
+    """Where each tensor lies in one arena.
+
+    Attributes
+    ----------
+    lifetimes : tuple of Lifetime
+        What was planned.
+    offsets : tuple of int
+        First byte of each, in the same order.
+    nbytes : int
+        Size of the arena.
+    bound : int
+        No plan takes fewer bytes: the most alive at one step.
+    planner : str
+        Who made it.
+    """
+
+    lifetimes: tuple[Lifetime, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+    bound: int
+    planner: str
+
+
+def peak_live(lifetimes: Iterable[Lifetime], alignment: int = 1) -> int:
+    """Return the most bytes alive at one step: a lower bound of every plan.
+
+    Examples
+    --------
+    >>> peak_live([Lifetime(4, 0, 1), Lifetime(2, 1, 2), Lifetime(5, 2, 2)])
+    7
+    """
+    return int(_live_at_steps(lifetimes, alignment)[1].max(initial=0))
+
+
+def fullest_step(lifetimes: Iterable[Lifetime]) -> int:
+    """Return the first step at which most bytes are alive; 0 without lifetimes.
+
+    Examples
+    --------
+    >>> fullest_step([Lifetime(4, 0, 1), Lifetime(2, 1, 2), Lifetime(5, 2, 2)])
+    2
+    """
+    steps, live = _live_at_steps(lifetimes, alignment=1)
+    return int(steps[live.argmax()]) if len(steps) else 0
+
+
+def _live_at_steps(lifetimes: Iterable[Lifetime], alignment: int) -> tuple[IntArray, IntArray]:
+    """Return the steps at which it changes what is alive, and the bytes alive from each on."""
+    rows = [(first, last + 1, round_up(nbytes, alignment)) for nbytes, first, last, *_ in lifetimes]
+    return in_use(*np.array(rows, np.int64).reshape(-1, 3).T)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Greedy by size: the largest tensor first, each into the tightest gap that holds it.
+#
+# The heuristic of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference" (MLSys
+# workshop 2020, arXiv 2001.03288, algorithm 3), which TensorFlow Lite uses. Large tensors are placed while
+# there is freedom; the small ones fill what is left between those that live at the same time.
+
+
+def plan_greedy(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
+    """Place tensors by descending size (then by first step, then in order), each at the best fitting offset.
+
+    Parameters
+    ----------
+    lifetimes : sequence of Lifetime
+        n tensors; O(n²) comparisons, in numpy.
+    alignment : int
+        Of every offset, in bytes.
+
+    Examples
+    --------
+    >>> plan = plan_greedy([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)])
+    >>> plan.offsets, plan.nbytes, plan.bound
+    ((6, 0, 6), 11, 11)
+    """
+    rows = tuple(lifetimes)
+    # What is placed so far, in order of first step, so that those which begin later are not looked at.
+    first_of = np.array([row.first for row in rows], np.int64)
+    order = first_of.argsort(kind="stable")
+    begins, rank = first_of[order], order.argsort().tolist()
+    starts, ends, until = np.zeros((3, len(rows)), np.int64) - 1
+    for i in sorted(range(len(rows)), key=lambda i: (-rows[i].nbytes, rows[i].first, i)):
+        nbytes, first, last, *_ = rows[i]
+        if not nbytes:
+            continue
+        size = round_up(nbytes, alignment)
+        beside = np.flatnonzero(until[: begins.searchsorted(last, "right")] >= first)
+        beside = beside[starts[beside].argsort()]
+        tops = np.maximum.accumulate(np.concatenate(([0], ends[beside])))
+        gaps = starts[beside] - tops[:-1]
+        fitting = np.flatnonzero(gaps >= size)
+        best = fitting[np.argmin(gaps[fitting])] if len(fitting) else -1
+        offset = int(tops[best])
+        starts[rank[i]], ends[rank[i]], until[rank[i]] = offset, offset + size, last
+    offsets = tuple(starts.clip(0)[rank].tolist())
+    return ArenaPlan(rows, offsets, int(ends.max(initial=0)), peak_live(rows, alignment), "greedy")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# TVM's two plans: tensors share storage tokens in turn.
+#
+# A token is a buffer that one tensor after the other uses whole. In program order, an op's outputs request
+# tokens before its inputs are released (an op never writes where it reads). A request of s bytes takes
+#
+# 1. the smallest free token of s to 16·s bytes, the one released first among equals; else
+# 2. the largest free token below s, down to s/16, the one released last among equals, and enlarges it; else
+# 3. a new token.
+#
+# Parameters and inputs have tokens of their own for good. What the program returns never releases its token.
+#
+# =========  ==========================  ========================================  =======================
+# planner    an output that nobody reads  tensors of different data types            what the program returns
+# =========  ==========================  ========================================  =======================
+# ``relay``  is released first            share tokens                               takes a token like others
+# ``relax``  is released last             have a pool each                           is allocated apart
+# =========  ==========================  ========================================  =======================
+#
+# Source: `TokenAllocator1D` and `StorageAllocator` of TVM, in src/relay/backend/graph_plan_memory.cc
+# and src/relax/transform/static_plan_block_memory.cc. In Relax an op's output is its last argument.
+
+MATCH_RANGE = 16
+
+
+class TokenPool:
+    """Tokens by size; those that are free can be requested.
+
+    Examples
+    --------
+    >>> pool = TokenPool()
+    >>> a = pool.request(100)
+    >>> pool.release(a)
+    >>> pool.request(200), pool.request(50), pool.sizes  # the first enlarges it, the second finds none free
+    (0, 1, [200, 50])
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        """Bytes of each token; its index is its identity."""
+        self._free: dict[Hashable, list[tuple[int, int, int]]] = {}
+        self._released = 0
+
+    def request(self, nbytes: int, kind: Hashable = None) -> int:
+        """Return a token for `nbytes`, of those of the same `kind` (device, scope, dtype)."""
+        free = self._free.get(kind, [])
+        at = bisect_left(free, (nbytes,))
+        if at < len(free) and free[at][0] <= nbytes * MATCH_RANGE:
+            return free.pop(at)[2]
+        if at and free[at - 1][0] >= nbytes // MATCH_RANGE:
+            token = free.pop(at - 1)[2]
+            self.sizes[token] = nbytes
+            return token
+        return self.new(nbytes)
+
+    def new(self, nbytes: int) -> int:
+        """Return a token that did not exist before."""
+        self.sizes.append(nbytes)
+        return len(self.sizes) - 1
+
+    def release(self, token: int, kind: Hashable = None) -> None:
+        """Make a token free for others of its kind."""
+        insort(self._free.setdefault(kind, []), (self.sizes[token], self._released, token))
+        self._released += 1
+
+
+def plan_relay(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
+    """Plan lifetimes as Relay does; at each step the new tensors request before the dying ones release.
+
+    Examples
+    --------
+    >>> plan_relay([Lifetime(4, 0, 1), Lifetime(4, 1, 2), Lifetime(4, 2, 2, "int32")]).offsets
+    (0, 4, 0)
+    """
+    rows = tuple(lifetimes)
+    return _plan([row._replace(dtype="") for row in rows], rows, alignment, "relay")
+
+
+def plan_relax(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
+    """Plan lifetimes as Relax does.
+
+    Examples
+    --------
+    >>> plan_relax([Lifetime(4, 0, 1), Lifetime(4, 1, 2), Lifetime(4, 2, 2, "int32")]).offsets
+    (0, 4, 8)
+    """
+    rows = tuple(lifetimes)
+    apart = [row._replace(dtype=f"returned {i}") if row.returned else row for i, row in enumerate(rows)]
+    return _plan(apart, rows, alignment, "relax")
+
+
+def _plan(told: Sequence[Lifetime], rows: tuple[Lifetime, ...], alignment: int, planner: str) -> ArenaPlan:
+    """Plan lifetimes; those `told` say whose tokens each may have."""
+    turns = [(row.first, False, tensor) for tensor, row in enumerate(rows)]
+    turns += [(row.last, True, tensor) for tensor, row in enumerate(rows)]
+    pool = TokenPool()
+    token_of = [-1] * len(rows)
+    for _, dies, tensor in sorted(turns):
+        row = told[tensor]
+        if not dies:
+            token_of[tensor] = pool.request(row.nbytes, row.dtype)
+        elif not row.returned:
+            pool.release(token_of[tensor], row.dtype)
+    starts = [0, *accumulate(round_up(nbytes, alignment) for nbytes in pool.sizes)]
+    offsets = tuple(starts[token] for token in token_of)
+    return ArenaPlan(rows, offsets, starts[-1], peak_live(rows, alignment), planner)
+
+
+Planner = Callable[[Sequence[Lifetime], int], ArenaPlan]
+"""A planner: lifetimes and an alignment in bytes → a plan."""
+
+PLANNERS: dict[str, Planner] = {
+    "relay": plan_relay,
+    "relax": plan_relax,
+    "greedy": plan_greedy,
+}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Out of memory before the run: a static plan is larger than the memory left on its device.
+#
+# The message is that of a failed request, with the tensors of the fullest step in place of those in use.
+
+
+def plan_too_large(
+    plan: ArenaPlan, owners: Sequence[Owner], memory: DeviceMemory, name: str
+) -> OutOfMemoryError:
+    """Return an error that says why a plan does not fit its device, and what would help.
+
+    Parameters
+    ----------
+    plan : ArenaPlan
+        Plan that is too large.
+    owners : sequence
+        Owners of its tensors, in plan order.
+    memory : DeviceMemory
+        Memory of the device, including its other contents (parameters).
+    name : str
+        Name of the device.
+
+    Examples
+    --------
+    >>> plan = plan_greedy([Lifetime(6144, 0, 1), Lifetime(4096, 1, 2), Lifetime(2048, 2, 2)])
+    >>> print(plan_too_large(plan, ["a", "b", "c"], DeviceMemory(8192), "npu"))
+    out of memory on npu (planned allocator): the plan (greedy) takes 10 KiB of 8 KiB left, before time 0
+      limit            8 KiB
+      least plan       10 KiB: no plan for this order is known to take less
+      largest holders  'a' 6 KiB; 'b' 4 KiB, at step 1 of the plan, its fullest
+      what would help  at least 2 KiB more memory, or as much less in use: a smaller batch, recomputation
+    """
+    left = (memory.capacity or 0) - memory.used
+    lines = [("limit", size_text(memory.capacity))]
+    if memory.used:
+        lines.append(("other users", f"{size_text(memory.used)} that are not planned, such as parameters"))
+    lines.append(("least plan", f"{size_text(plan.bound)}: no plan for this order is known to take less"))
+    step = fullest_step(plan.lifetimes)
+    live = [
+        Span(0, 0, one.nbytes, "live", one.nbytes, 0, owner)
+        for owner, one in zip(owners, plan.lifetimes, strict=True)
+        if one.nbytes and one.first <= step <= one.last
+    ]
+    holders = "; ".join(largest_holders(live))
+    lines.append(("largest holders", f"{holders}, at step {step} of the plan, its fullest"))
+    if plan.bound <= left:
+        lines.append(("what would help", "another planner, or the order of another linearizer"))
+    lines.append(("what would help", more_memory(plan.nbytes - left)))
+    what = (
+        f"the plan ({plan.planner}) takes {size_text(plan.nbytes)} of {size_text(left)} left, before time 0"
+    )
+    return out_of_memory(name, "planned", what, lines)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Tensors take turns at their bytes in the order that the plan was made for, and then from the beginning again
+# (the next iteration). A tensor that is asked for before its turn has to wait: `try_alloc` returns None::
+#
+#     plan    a ▇▇▇▇      ▇▇▇ c         c waits for a and b to be freed, the next a for c
+#             b ▇▇▇▇▇▇                  b could come before a, and c before neither
 
 
 class PlannedAllocator(Allocator):
@@ -44,7 +358,6 @@ class PlannedAllocator(Allocator):
 
     Examples
     --------
-    >>> from devices.memory.planners import plan_greedy
     >>> plan = plan_greedy([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)])
     >>> planned = PlannedAllocator(plan, ["a", "b", "c"])
     >>> a, b = planned.alloc(4, owner="a"), planned.alloc(6, owner="b")
@@ -98,7 +411,7 @@ class PlannedAllocator(Allocator):
         events : iterable of MemoryEvent
             The trace.
         planner : str
-            ``relay`` and ``relax`` (TVM), ``greedy`` (by size) or ``optimal``.
+            ``relay`` and ``relax`` (TVM), or ``greedy`` (by size).
         alignment : int
             Every tensor begins at, and is rounded up to, a multiple of so many bytes.
         capacity, name
@@ -201,7 +514,6 @@ def _tenants_before(plan: ArenaPlan) -> list[list[int]]:
 
     Examples
     --------
-    >>> from devices.memory.planners import plan_greedy
     >>> _tenants_before(plan_greedy([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)]))
     [[2], [1], [0, 2]]
     """

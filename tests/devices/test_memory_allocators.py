@@ -29,7 +29,7 @@ from devices.memory import (
     read_allocator,
 )
 from devices.memory.best_fit import SegmentedAllocator
-from devices.memory.planners import Lifetime, plan_greedy
+from devices.memory.planned import Lifetime, plan_greedy
 from sim.base import plugins
 from sim.base.errors import InfeasibleError, InputError, InvariantError, OutOfMemoryError, UnknownNameError
 
