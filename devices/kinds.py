@@ -3,18 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any, Final
 
 from devices.cost.cost_description import make_cost
-from devices.cost.npu_units import MATRIX_KINDS, Units
-from devices.describe.field_reading import common_arguments, value_at
+from devices.cost.cost_models import MATRIX_KINDS, Units
 from devices.describe.field_types import DEFAULT
+from devices.describe.fields import value_at
 from sim.base.errors import InputError, UnknownNameError
 from sim.base.plugins import NOWHERE, Origin
-from sim.machine.device import Device
+from sim.base.units import format_bytes
+from sim.machine.device import Details, Device
+
+# ----------------------------------------------------------------------------------------------------------
+# What all kinds of device have in common: overheads, memory, and which ops they support.
+
+_DETAILS: Final = {field.name: field.name.removesuffix("_ns") for field in fields(Details)} | {
+    "sms": "sms_in_use",
+    "preset": "claims",
+    "default_dtype": "dtype",
+}
+"""Attribute of `sim.machine.device.Details` -> key of a description, once read."""
+
+
+def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `sim.Device` that mean the same on every kind of device.
+
+    Parameters
+    ----------
+    name : str
+    values : mapping
+        The device's keys as `devices.describe.fields.read_fields` returns them.
+
+    Raises
+    ------
+    InputError
+        Virtual devices that are larger than the device.
+
+    Examples
+    --------
+    >>> common_arguments("gpu0", {"kind": "gpu", "issue_cost": {"default": 4000, "copy": 9000}})["issue_ns"]
+    4000
+    """
+    memory = values.get("memory")
+    parts: Mapping[str, int] = values.get("virtual_devices", {})
+    if memory is not None and sum(parts.values()) > memory:
+        shown = ", ".join(f"{part} {format_bytes(nbytes)}" for part, nbytes in parts.items())
+        raise InputError(
+            f"together they are more than the {format_bytes(memory)} of {name}: {shown}",
+            path=("virtual_devices",),
+        )
+    issue_ns = dict(values.get("issue_cost") or {})
+    kinds = values.get("kinds")
+    graph = values.get("cuda_graph", {})
+    claims = "" if values.get("ideal") else values.get("preset")
+    of_graphs = {"graph_launch": graph.get("issue_cost"), "graph_gap": graph.get("gap")}
+    values = {**values, **of_graphs, "claims": claims}
+    return {
+        "name": name,
+        "kind": values["kind"],
+        "issue_ns": issue_ns.pop(DEFAULT, 0),
+        "issue_ns_by_kind": issue_ns,
+        "launch_latency_ns": values.get("launch_latency", 0),
+        "gap_ns": values.get("gap", 0),
+        "event_ns": values.get("event_hop", 0),
+        "queue_depth": values.get("queue_depth"),
+        "memory_bytes": memory,
+        "kinds": None if kinds is None else frozenset(kinds),
+        "details": Details(
+            **{name: values[key] for name, key in _DETAILS.items() if values.get(key) is not None}
+        ),
+    }
+
 
 # ----------------------------------------------------------------------------------------------------------
 # A CPU: worker threads that issue ops and execute them, each op on some of the cores.
@@ -32,11 +94,11 @@ from sim.machine.device import Device
 # measured curve. It scales the cost model's durations; durations given by the graph are used unchanged.
 #
 # With ``intra_op_parallelism_threads`` ops have no cores of their own: all running ops share the threads of
-# one pool (`devices.processor.cpu_cores`).
+# one pool (`devices.cores`).
 #
 # Two pools whose product exceeds the cores are oversubscribed. By default the operating system then slices
-# time (``sharing: time``, see `devices.processor.cpu_cores`); with ``sharing: cores`` an op waits until
-# its cores are free (`devices.processor.cpu_cores`).
+# time (``sharing: time``, see `devices.cores`); with ``sharing: cores`` an op waits until
+# its cores are free (`devices.cores`).
 
 
 def speedup(
@@ -78,7 +140,7 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     ----------
     name : str
     values : mapping
-        The description as `devices.describe.field_reading.read_fields` returns it.
+        The description as `devices.describe.fields.read_fields` returns it.
     origin : Origin
         Base of relative paths, and the code that it may name.
 
@@ -94,7 +156,7 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     >>> device.workers, device.cores_per_op
     (2, 2)
     """
-    from devices.processor.cpu_cores import CorePool, CorePoolIfShort, IntraOpPool, TimeShare, least_ns
+    from devices.cores import CorePool, CorePoolIfShort, IntraOpPool, TimeShare, least_ns
 
     cores, pool = values.get("cores", 1), values.get("intra_op_parallelism_threads")
     cores_per_op = values.get("cores_per_op", 1 if pool is None else min(pool, cores))
@@ -168,7 +230,7 @@ def _bandwidth_share(values: Mapping[str, Any], cores: int, faster: Fraction) ->
 #
 # Missing keys mean the ideal: ``{kind: gpu, streams: 2}`` launches at no cost, its streams do not slow one
 # another, and its memory is unlimited. ``sharing: sm`` lets kernels compete for SMs, and ``sm+dram`` for
-# memory bandwidth too (`devices.processor.shared_sms`). Presets of real GPUs have ``sm+dram``; ``sharing:
+# memory bandwidth too (`devices.shared_sms`). Presets of real GPUs have ``sm+dram``; ``sharing:
 # none`` and ``ideal: true`` switch it off.
 
 
@@ -224,7 +286,7 @@ def _gpu_streams(values: Mapping[str, Any], device: Device, streams: int) -> Dev
     device = replace(device, streams=streams, details=details)
     if (streams == 1 and not sms) or values.get("sharing", "none") == "none":
         return device  # a single kernel at a time shares nothing
-    from devices.processor.sm_processor import least_ns, processor_of
+    from devices.sm_processor import least_ns, processor_of
 
     return replace(device, processor=processor_of(values, streams), least_ns=least_ns)
 
@@ -237,12 +299,12 @@ def _for_processes(values: Mapping[str, Any], one: Device, n: int) -> Device:
     """
     streams = n * one.streams
     if one.processor is None:
-        from devices.processor.sm_processor import TimeSlices, time_sliced_least_ns
+        from devices.sm_processor import TimeSlices, time_sliced_least_ns
 
         return replace(
             one, streams=streams, processor=TimeSlices, least_ns=partial(time_sliced_least_ns, one.streams)
         )
-    from devices.processor.sm_processor import processor_of
+    from devices.sm_processor import processor_of
 
     given = one.details.stream_priorities
     details = replace(
@@ -319,8 +381,8 @@ def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fract
 # A core has a matrix and a vector unit with peak rates of their own, and a scratchpad through which the
 # operands of an op pass in tiles, by DMA, double-buffered; the time of an op follows from its tiles
 # (`devices.cost.npu_tiles`). With ``queues_per_core: 2`` both units of a core can run ops of two queues at
-# once (`devices.processor.npu_cores`). A program that creates more streams than there are queues, for
-# example for its collectives, gets them all (`devices.processor.npu_cores`).
+# once (`devices.cores`). A program that creates more streams than there are queues, for
+# example for its collectives, gets them all (`devices.cores`).
 
 
 def build_npu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:
@@ -339,7 +401,7 @@ def build_npu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     >>> build_npu("npu0", {"kind": "npu", "cores": 8, "cores_per_op": 2}).streams
     4
     """
-    from devices.processor.npu_cores import CoreUnits
+    from devices.cores import CoreUnits
 
     given = values
     cores, per_op = values.get("cores", 1), values.get("cores_per_op", 1)
@@ -364,7 +426,7 @@ def build_npu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
 
 def _npu_streams(queues: int, device: Device, streams: int) -> Device:
     """Return the NPU with more streams than queues, which then take turns on the cores."""
-    from devices.processor.npu_cores import CoreTurns
+    from devices.cores import CoreTurns
 
     return replace(device, streams=streams, processor=partial(CoreTurns, queues))
 

@@ -14,10 +14,17 @@ from typing import Any, Final
 
 from devices.collectives.formulas import node_of
 from devices.cost.cost_description import make_cost
-from devices.describe.field_reading import common_arguments, merge, read_fields
-from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS, check_kinds
+from devices.describe.fields import (
+    DEVICE_FIELDS,
+    HOST_FIELDS,
+    LINK_FIELDS,
+    MACHINE_FIELDS,
+    check_kinds,
+    merge,
+    read_fields,
+)
 from devices.describe.links import make_links, make_routing, matching, with_sharing
-from devices.kinds import build_cpu, build_gpu, build_npu
+from devices.kinds import build_cpu, build_gpu, build_npu, common_arguments
 from devices.presets import device_preset, machine_preset
 from sim.base.errors import InputError, UnknownNameError, error_path, hint
 from sim.base.plugins import NOWHERE, Origin
@@ -33,7 +40,7 @@ from sim.machine.machine import Host, Machine
 # parsed, so that every number of every preset can be changed, or set to zero, separately::
 #
 #     {preset: h200-sxm, streams: 2, launch_latency: 0}
-#           |                     merge (devices.describe.field_reading)
+#           |                     merge (devices.describe.fields)
 #           v                              |
 #     {kind: gpu, sms: 132, launch_latency: 2us, ...}  ──read_fields──► values
 

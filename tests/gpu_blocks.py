@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from gpu_kernels import Launch
 
-from devices.processor.kernel_demand import Demand, demand
+from devices.kernel_demand import Demand, demand
 
 
 class Block:

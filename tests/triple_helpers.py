@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from devices.cores import CorePool
 from devices.network import make_network
-from devices.processor.cpu_cores import CorePool
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.linearize import (

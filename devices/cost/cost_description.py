@@ -22,9 +22,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from devices.cost.cost_models import FirstCost, FixedCost, KindEfficiency, RooflineCost, TableCost
-from devices.describe.field_reading import Field, read_fields, value_at
 from devices.describe.field_types import DEFAULT, TYPES
-from devices.describe.fields import DEVICE_FIELDS
+from devices.describe.fields import DEVICE_FIELDS, Field, read_fields, value_at
 from sim.base import plugins
 from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.base.options import require_call
@@ -49,7 +48,7 @@ def make_cost(
     Parameters
     ----------
     values : mapping
-        A device's keys as `devices.describe.field_reading.read_fields` returns them.
+        A device's keys as `devices.describe.fields.read_fields` returns them.
     peak_share, bandwidth_share : Fraction
         Part of the device's peak rates that one op can use (its cores, the SMs in use).
     slowdown : Fraction

@@ -31,9 +31,8 @@ from devices.cost.general_kernels import KINDS, by_bytes, is_eager, layout_conve
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, product_of, take
 from devices.cost.language_kernels import LANGUAGE_DEMANDS, seen_pairs, sooner_ns
-from devices.describe.field_reading import read_fields
 from devices.describe.field_types import DEFAULT, INDICES
-from devices.describe.fields import DEVICE_FIELDS
+from devices.describe.fields import DEVICE_FIELDS, read_fields
 from devices.presets import device_preset
 from sim.base.arrays import UNSET, BoolArray, FloatArray, IntArray
 from sim.base.errors import InputError
@@ -501,7 +500,7 @@ def sheet_of(values: Mapping[str, Any], peak_share: float = 1.0) -> Sheet:
     Parameters
     ----------
     values : mapping
-        As `devices.describe.field_reading.read_fields` returns them.
+        As `devices.describe.fields.read_fields` returns them.
     peak_share : float
         Part of the SMs in use.
 

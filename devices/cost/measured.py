@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.describe.field_reading import Field, read_fields
 from devices.describe.field_types import dtype_name
+from devices.describe.fields import Field, read_fields
 from sim.base.arrays import BoolArray, IntArray
 from sim.base.errors import InputError
 from sim.base.files import loads_once, read_bytes

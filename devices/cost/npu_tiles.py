@@ -30,8 +30,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from devices.cost.cost_models import KindEfficiency
-from devices.cost.npu_units import MATRIX, VECTOR, Units, units_of
+from devices.cost.cost_models import MATRIX, VECTOR, KindEfficiency, Units, units_of
 from devices.describe.field_types import BITS, DEFAULT, INDICES, dtype_name, no_peak
 from devices.memory.device_memory import round_up
 from devices.memory.pool import TILE_ALIGNMENT_BYTES

@@ -1,19 +1,56 @@
-"""The keys of a device, a link, a given route, a host and a machine: one table each, read from ``keys.yaml``.
+"""The keys of a device, a link, a given route, a host and a machine, and how a description is read by them.
 
-A description is a plain mapping from a scenario file or a preset. Its keys are defined only in these
-tables; the scenario schema, `sim devices` and `devices.describe.field_reading` all use them.
+::
+
+    {"kind": "gpu", "launch_latency": "4us"} --read_fields--> {"kind": "gpu", "launch_latency": 4000}
+                                              + DEVICE_FIELDS
+
+A description is a plain mapping from a scenario file or a preset. Its keys are defined in ``keys.yaml``
+alone, one table for each sort of thing; the scenario schema and `sim devices` use them, too. Quantities have
+a unit and are read by `sim.base.units`; counts are whole numbers. What is not given is not in the result, and
+means the ideal: no limit, no loss, no overhead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from devices.describe.field_reading import Field, value_at
-from devices.describe.field_types import DEFAULT, TYPES
+from devices.describe.field_types import DEFAULT, TYPES, inside, read_mapping
 from devices.presets import yaml_beside
 from sim.base import plugins
-from sim.base.errors import UnknownNameError
+from sim.base.errors import UnknownNameError, error_path
+
+
+class Field(NamedTuple):
+    """One key that a description may have.
+
+    Attributes
+    ----------
+    name : str
+    type : str
+        Key of `TYPES`, which says how a value is read and what one looks like.
+    doc : str
+        What it means, and what leaving it out means, in one line.
+    kinds : tuple of str
+        Kinds of device that have it; empty: all.
+    overhead : bool
+        An overhead or loss that real devices have and ideal ones do not: ``ideal: true`` drops it.
+    example : str
+        What a value looks like, where that is not what its type looks like.
+    """
+
+    name: str
+    type: str
+    doc: str
+    kinds: tuple[str, ...] = ()
+    overhead: bool = False
+    example: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What a value looks like, for help and messages."""
+        return self.example or TYPES[self.type].shown
 
 
 def _table(name: str) -> Mapping[str, Field]:
@@ -29,6 +66,88 @@ LINK_FIELDS: Final = _table("link")
 ROUTE_FIELDS: Final = _table("route")
 HOST_FIELDS: Final = _table("host")
 MACHINE_FIELDS: Final = _table("machine")
+
+
+def read_fields(spec: object, fields: Mapping[str, Field], *what: str | int) -> dict[str, Any]:
+    """Read a description into base units: integers in ns, bytes, flop, and per second.
+
+    Parameters
+    ----------
+    spec : mapping
+        The description.
+    fields : mapping of str to Field
+        Which keys there are.
+    *what : str and int
+        What is described, the beginning of an error's path.
+
+    Returns
+    -------
+    dict
+        The keys that were given, in the order of `fields`, with their values read. One that may differ
+        by kind of op or dtype is always a dict, with the key `DEFAULT` for a plain value.
+
+    Raises
+    ------
+    UnknownNameError
+        A key that does not exist.
+    InputError
+        A value that cannot be read.
+
+    Examples
+    --------
+    >>> read_fields({"gap": "1.5us", "issue_cost": "4us", "streams": 2}, DEVICE_FIELDS, "gpu0")
+    {'streams': 2, 'issue_cost': {'default': 4000}, 'gap': 1500}
+    >>> read_fields({"gap": 1500}, DEVICE_FIELDS, "gpu0")
+    Traceback (most recent call last):
+        ...
+    sim.base.errors.UnitError: gpu0.gap: 1500 has no unit; accepted: ns, us, ms, s, min, h, as in '10us'
+    """
+    with error_path(*what):
+        given = read_mapping(spec)
+        for name in given:
+            if name not in fields:
+                raise UnknownNameError("key", name, fields)
+        return {
+            name: inside(name, TYPES[field.type].read, given[name])
+            for name, field in fields.items()
+            if name in given
+        }
+
+
+def merge(
+    base: Mapping[str, Any], over: Mapping[str, Any], fields: Mapping[str, Field], *, ideal: bool = False
+) -> dict[str, Any]:
+    """Return `base` with the keys of `over` in place of its own.
+
+    A quantity that may differ by kind of op or dtype is merged key by key, so that
+    ``issue_cost: {matmul: 6us}`` leaves the cost of other kinds as it was. `ideal` first drops what
+    `base` says of overheads and losses; what `over` says still counts.
+
+    Examples
+    --------
+    >>> merge({"issue_cost": "4us", "gap": "1us"}, {"issue_cost": {"matmul": "6us"}}, DEVICE_FIELDS)
+    {'issue_cost': {'default': '4us', 'matmul': '6us'}, 'gap': '1us'}
+    """
+    lost = {name for name in base if ideal and name in fields and fields[name].overhead}
+    merged = {name: value for name, value in base.items() if name not in lost}
+    for name, value in over.items():
+        by_key = name in fields and TYPES[fields[name].type].by_key
+        merged[name] = _over(merged.get(name), value) if by_key else value
+    return merged
+
+
+def _over(old: Any, value: Any) -> Any:
+    if old is None or not isinstance(value, Mapping):
+        return value
+    base = old if isinstance(old, Mapping) else {DEFAULT: old}
+    return {**base, **{key: _over(base.get(key), each) for key, each in value.items()}}
+
+
+def value_at(values: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key, as ``matrix.peak`` of one inside another; None where it is not given."""
+    name, _, inner = key.partition(".")
+    found = values.get(name)
+    return value_at(found, inner) if inner and found is not None else found
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -118,7 +237,7 @@ def check_kinds(values: Mapping[str, Any], own: Collection[str]) -> None:
     Parameters
     ----------
     values : mapping
-        The description as `devices.describe.field_reading.read_fields` returns it.
+        The description as `devices.describe.fields.read_fields` returns it.
     own : collection of str
         The user's own kinds.
 

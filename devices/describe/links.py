@@ -19,9 +19,8 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final
 
-from devices.describe.field_reading import merge, read_fields
 from devices.describe.field_types import HALF, read_list
-from devices.describe.fields import LINK_FIELDS, ROUTE_FIELDS
+from devices.describe.fields import LINK_FIELDS, ROUTE_FIELDS, merge, read_fields
 from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.machine.links import Link, Routing
 

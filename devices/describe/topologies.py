@@ -32,8 +32,7 @@ from typing import Annotated, Any, Final
 
 from annotated_types import Ge, Gt
 
-from devices.describe.field_reading import merge, read_fields
-from devices.describe.fields import LINK_FIELDS
+from devices.describe.fields import LINK_FIELDS, merge, read_fields
 from devices.describe.links import links_between, matching
 from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, UnknownNameError, error_path

@@ -60,7 +60,7 @@ from sim.policy import Order
 #     a list of sizes    [w0] [w1 w2 w3]            each session chooses one by number
 #
 # A pool's threads are workers of one CPU; host threads that only launch always form one pool. Threads are
-# not cores: pools with more threads than the CPU has cores share its time (`devices.processor`).
+# not cores: pools with more threads than the CPU has cores share its time (`devices.cores`).
 #
 # Source: tensorflow/core/common_runtime/direct_session.cc (``NewThreadPoolFromSessionOptions``) and the
 # fields of ``ConfigProto``.
@@ -202,7 +202,7 @@ class TensorFlowExecutor(Policy):
     when it is on the stream. So only ops that a worker executes can be asynchronous.
 
     Threads inside kernels belong to the device: ``intra_op_parallelism_threads`` of a scenario's policy, or
-    of a CPU (`devices.processor.cpu_cores`).
+    of a CPU (`devices.cores`).
     """
 
     synchronisation = "issue"

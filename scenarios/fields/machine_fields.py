@@ -18,9 +18,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, WithJsonSchema, create_model
 
-from devices.describe.field_reading import Field as Row
 from devices.describe.field_types import TYPES, reader
 from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS
+from devices.describe.fields import Field as Row
 from devices.describe.quantities import Name, Shorthand, Strict
 from sim.base.errors import InputError
 

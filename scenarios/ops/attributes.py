@@ -219,7 +219,7 @@ def computed_in(dtype: str | None, graph: Graph) -> Graph:
     if dtype not in (None, "tf32") and nbytes((2,), dtype) <= 2:
         told = f"{graph.name}: in {dtype} as asked for; what scales and conversions cost is not added"
         warnings.warn(told, stacklevel=3)
-    from devices.cost.npu_units import MATRIX_KINDS
+    from devices.cost.cost_models import MATRIX_KINDS
 
     if dtype != "tf32" or "fp32" not in graph.dtypes:
         return graph

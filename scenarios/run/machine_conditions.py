@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from devices.describe.field_reading import value_at
-from devices.processor.cpu_cores import CorePoolIfShort
+from devices.cores import CorePoolIfShort
+from devices.describe.fields import value_at
 from policies.streams import PerBranch, RoundRobinStreams, SingleStream
 from scenarios.fields.policy_fields import MemoryFields
 from scenarios.file.document import Loc

@@ -13,9 +13,8 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from devices.collectives.groups import CollectiveKind, Fabric, NcclGroups, NodeFabrics
-from devices.describe.field_reading import read_fields
 from devices.describe.field_types import Bandwidth, Bytes, Duration, FlopRate, fault
-from devices.describe.fields import DEVICE_FIELDS
+from devices.describe.fields import DEVICE_FIELDS, read_fields
 from devices.describe.quantities import Count, Name, Size, Strict
 from devices.machine import make_device
 from devices.presets import device_preset, presets

@@ -1,6 +1,6 @@
 # cython: language_level=3, annotation_typing=False, infer_types=True, boundscheck=False
 # cython: wraparound=False, initializedcheck=False, cdivision=True
-"""SMs of GPUs, which kernels get in the order of their arrival (see `devices.processor.sm_processor`)."""
+"""SMs of GPUs, which kernels get in the order of their arrival (see `devices.sm_processor`)."""
 
 from __future__ import annotations
 

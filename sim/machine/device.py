@@ -63,7 +63,7 @@ class Details:
         1: one transfer at a time; 2: one in each direction; None: no limit.
     virtual_devices : mapping of str to int
         Parts of the memory by name, in bytes.
-    units : devices.cost.npu_units.Units or None
+    units : devices.cost.cost_models.Units or None
         The assignment of ops to units of an NPU's core.
     queues_per_core : int
         Number of streams per NPU core.

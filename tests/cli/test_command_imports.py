@@ -17,8 +17,7 @@ HEAVY = (
         "rich",
         "devices.memory",
         "devices.network",
-        "devices.processor.npu_cores",
-        "devices.processor.shared_sms",
+        "devices.shared_sms",
         "devices.cost.npu_tiles",
     ),
     *(

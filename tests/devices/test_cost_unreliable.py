@@ -21,7 +21,7 @@ from devices.cost.unreliable import (
     PlainRooflineWarning,
     UnusedTableWarning,
 )
-from devices.describe.field_reading import value_at
+from devices.describe.fields import value_at
 from devices.machine import make_machine
 from devices.presets import device_preset, presets
 from scenarios.run.load import load_scenario

@@ -14,9 +14,8 @@ from devices.cost.cost_description import make_cost
 from devices.cost.cost_models import FirstCost, FixedCost, KindEfficiency, RooflineCost, TableCost
 from devices.cost.cost_table import Axis, CostTable, save_table
 from devices.cost.measured import Measured
-from devices.describe.field_reading import read_fields
 from devices.describe.field_types import dtype_name
-from devices.describe.fields import DEVICE_FIELDS
+from devices.describe.fields import DEVICE_FIELDS, read_fields
 from devices.machine import make_device
 from sim import Device, Graph, GraphBuilder, Machine
 from sim.base import plugins

@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from devices.describe.field_reading import merge, read_fields
+from devices.cores import CorePoolIfShort
 from devices.describe.field_types import TYPES
-from devices.describe.fields import DEVICE_FIELDS, HOST_FIELDS, LINK_FIELDS, MACHINE_FIELDS
+from devices.describe.fields import (
+    DEVICE_FIELDS,
+    HOST_FIELDS,
+    LINK_FIELDS,
+    MACHINE_FIELDS,
+    merge,
+    read_fields,
+)
 from devices.kinds import speedup
 from devices.machine import described_devices, make_device, make_machine
-from devices.processor.cpu_cores import CorePoolIfShort
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine, simulate
 from sim.base.errors import InputError, UnitError, UnknownNameError

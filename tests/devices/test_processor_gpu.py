@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import checked
 
+from devices.kernel_demand import Demand, demand, demands
 from devices.machine import described_devices, make_device
-from devices.processor.kernel_demand import Demand, demand, demands
-from devices.processor.shared_sms import SharedSMs, fair_level
-from devices.processor.sm_processor import LeftoverSMs
+from devices.shared_sms import SharedSMs, fair_level
+from devices.sm_processor import LeftoverSMs
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams import RoundRobinStreams
 from sim import GraphBuilder, Job, Machine, simulate

@@ -11,9 +11,9 @@ from gpu_kernels import Launch, kernels, run, spans
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from devices.processor.kernel_demand import GROUPS, Demand
-from devices.processor.shared_sms import SharedSMs
-from devices.processor.sm_processor import SimplestSms, course
+from devices.kernel_demand import GROUPS, Demand
+from devices.shared_sms import SharedSMs
+from devices.sm_processor import SimplestSms, course
 
 
 @examples(300)

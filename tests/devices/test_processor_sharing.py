@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.machine import make_device
-from devices.processor.shared_sms import SharedSMs
-from devices.processor.sm_processor import LeftoverSMs
+from devices.shared_sms import SharedSMs
+from devices.sm_processor import LeftoverSMs
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Machine
 from sim.engine.engine import Engine

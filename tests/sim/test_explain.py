@@ -10,10 +10,10 @@ import pytest
 from drawn_runs import draw_graph, draw_run
 from examples import seeds
 
+from devices.cores import CorePool
 from devices.memory.registry import MemorySpec
 from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
-from devices.processor.cpu_cores import CorePool
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.placement.simple import DeviceKind

@@ -18,9 +18,9 @@ from examples import examples, seeds
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from devices.cores import CorePool
 from devices.network import make_network
-from devices.processor.cpu_cores import CorePool
-from devices.processor.sm_processor import LeftoverSMs
+from devices.sm_processor import LeftoverSMs
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.issue.replay import ReplayPlan

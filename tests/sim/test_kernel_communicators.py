@@ -13,11 +13,11 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from kernel_helpers import KERNELS, same
 
+from devices.cores import CorePool
 from devices.memory.registry import MemorySpec
 from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
-from devices.processor.cpu_cores import CorePool
-from devices.processor.sm_processor import LeftoverSMs
+from devices.sm_processor import LeftoverSMs
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath, ReadyQueue
 from policies.streams import Recorded

@@ -8,13 +8,13 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, changed, write
 
-from devices.describe.field_reading import Field
 from devices.describe.field_types import TYPES
 from devices.describe.fields import (
     DEVICE_FIELDS,
     HOST_FIELDS,
     LINK_FIELDS,
     MACHINE_FIELDS,
+    Field,
 )
 
 PIPELINE = "workload: {pipeline: {ranks: 4, micro_batches: 8, forward: 1ms, backward: 2ms}}\npolicy: 1f1b\n"

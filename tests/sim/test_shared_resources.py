@@ -11,8 +11,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.cores import CorePool
 from devices.machine import make_machine
-from devices.processor.cpu_cores import CorePool
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams import RoundRobinStreams

@@ -3,7 +3,7 @@
 The simplest model of interference: with n ops running at once, each advances at the rate 1 / slowdown(n),
 whatever their kinds. It suits similar kernels that compete for one resource (memory bandwidth, the clock of
 the chip); different kernels need a model of the resources they compete for, such as
-`devices.processor.shared_sms`.
+`devices.shared_sms`.
 """
 
 from __future__ import annotations

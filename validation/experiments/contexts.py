@@ -8,7 +8,7 @@ cold - isolated       added if an input has left the L2 cache since it was made:
                       written in between than the cache holds (reuse distance; Mattson et al. 1970,
                       "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2))
 results               threads: added for a second result that an op reads, subtracted if it reads none
-neighbours            ops beside others on the same SMs (`devices.processor.cpu_cores`), 2 and 4 streams
+neighbours            ops beside others on the same SMs (`devices.cores`), 2 and 4 streams
 partition p (busy)    parts of the SMs: between alone and busy, by how busy the other parts are predicted
 ====================  ====================================================================================
 

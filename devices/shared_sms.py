@@ -25,11 +25,11 @@ An SM is reassigned at the first whole nanosecond at or after the end of a block
 of that instant are known: a kernel of higher priority that arrives just then gets it.
 
 Nothing unobservable is simulated. A kernel's course is computed on demand (see
-`devices.processor.kernel_demand`); a change triggers new predictions only for what it affects; and while no
+`devices.kernel_demand`); a change triggers new predictions only for what it affects; and while no
 kernel waits and the bandwidth suffices, the only event of a kernel is its end.
 
 Without priorities, and if the bandwidth is certain to suffice, the simpler `LeftoverSMs` of
-`devices.processor.sm_processor` does the same.
+`devices.sm_processor` does the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
 from devices.fair_sharing import Alarm
-from devices.processor.kernel_demand import (
+from devices.kernel_demand import (
     NEVER,
     Demand,
     HeldSms,
@@ -105,7 +105,7 @@ class SharedSMs:
     Raises
     ------
     InputError
-        If an op has an invalid attribute (see `devices.processor.kernel_demand.demand`).
+        If an op has an invalid attribute (see `devices.kernel_demand.demand`).
     """
 
     def __init__(self, device: Device, context: Context, asked: Mapping[int, Demand] | None = None) -> None:

@@ -11,7 +11,7 @@
 It is known before time 0 to suffice if no kernel draws more than its share: if the number of SMs times the
 largest bandwidth of any load is at most the DRAM bandwidth. This holds if all kernels fill the device, as
 those without a grid do: alone, none can have drawn more than there is
-(`devices.processor.kernel_demand.demand`).
+(`devices.kernel_demand.demand`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from typing import Any
 
 import numpy as np
 
+from devices.cores import TimeShare
 from devices.fair_sharing import EqualShare
-from devices.processor.kernel_demand import GROUPS, Demand, demands, held_sms, sms_in_use
-from devices.processor.shared_sms import SharedSMs
+from devices.kernel_demand import GROUPS, Demand, demands, held_sms, sms_in_use
+from devices.shared_sms import SharedSMs
 from sim.base.arrays import IntArray
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.kernel.layout import SharedSms
-from sim.machine.device import MANAGED, Details, Device, Processor
+from sim.machine.device import Details, Device, Processor
 from sim.machine.task import Task
 from sim.record.record import Wait
 
@@ -52,7 +53,7 @@ from sim.record.record import Wait
 #     SM 3  ...............[ load 5 ]
 #
 # The only event needed is the kernel's end, and most kernels, which fill the device, take a handful of
-# operations. `devices.processor.shared_sms.SharedSMs` is the general case, event by event; where both apply
+# operations. `devices.shared_sms.SharedSMs` is the general case, event by event; where both apply
 # they agree to the nanosecond (a test compares them).
 #
 # Backlogged streams of odd kernels would eventually split the SMs into groups of one, each with its own
@@ -79,7 +80,7 @@ def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tupl
     --------
     Two kernels of 6 loads on 4 SMs, 2 waves of 10 ns each: the second begins in the tail of the first.
 
-    >>> from devices.processor.kernel_demand import Demand
+    >>> from devices.kernel_demand import Demand
     >>> course([(0, 4)], Demand(6, 2, 0), 20, 0)
     (0, 20, [(10, 2), (20, 2)])
     >>> course([(10, 2), (20, 2)], Demand(6, 2, 0), 20, 0)
@@ -181,7 +182,7 @@ class LeftoverSMs:
     ----------
     device : Device
         In its `details`: ``sms``, ``blocks_per_sm``, ``partition_sms`` and ``partition_of`` (see
-        `devices.processor.shared_sms.SharedSMs`). It has at most as many streams as resident kernels.
+        `devices.shared_sms.SharedSMs`). It has at most as many streams as resident kernels.
     context : Context
         The run.
     asked : mapping of int to Demand, optional
@@ -190,7 +191,7 @@ class LeftoverSMs:
     Raises
     ------
     InputError
-        If an op has an invalid attribute (see `devices.processor.kernel_demand.demand`).
+        If an op has an invalid attribute (see `devices.kernel_demand.demand`).
     """
 
     end = None  # known at the start: when its SMs become free
@@ -332,7 +333,7 @@ def least_ns(device: Device, job: Job, duration_ns: IntArray, runs: IntArray) ->
 # processes cannot run concurrently, and the GPU's time is sliced among the processes.
 
 
-class TimeSlices:
+class TimeSlices(TimeShare):
     """A `sim.machine.device.Processor` whose time is divided equally among processes with running tasks.
 
     Parameters
@@ -341,8 +342,6 @@ class TimeSlices:
     context : Context
         The run, of a job with processes.
     """
-
-    end = None  # an ended task has left already
 
     def __init__(self, device: Device, context: Context) -> None:
         process_of = context.job.process_of
@@ -356,12 +355,9 @@ class TimeSlices:
 
     def start(self, task: Task) -> int:
         """Start a task, which ends when its process has had its duration of time."""
-        work_ns = self._duration_of(task)
-        if not work_ns:
-            return 0
-        self._kernels[self._process_of[task.op]] += 1
-        self._running.add(task, work_ns)
-        return MANAGED
+        if self._duration_of(task):
+            self._kernels[self._process_of[task.op]] += 1
+        return super().start(task)
 
     def _leave(self, task: Task) -> None:
         process = self._process_of[task.op]
