@@ -14,7 +14,6 @@ one that would start then does not start. A step keeps the pace with which it be
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterator
 from heapq import heappop, heappush, nlargest
 from itertools import islice
@@ -67,7 +66,11 @@ def live(
     40-42 saving
     42-52 computing
     """
-    return _Run(plan, recovery, seed, coming).whole()
+    run = _Run(plan, recovery, seed, coming)
+    run.run_to_end()
+    life = run.life
+    life.end_ns, life.steps, life.useful_ns = run.now, run.step, run.step * plan.step_ns
+    return life
 
 
 class _FailedError(Exception):
@@ -104,31 +107,10 @@ class _Run:
         self.writing: tuple[int, int, int] | None = None  # step and work of a checkpoint, when it is written
         self.since_step = self.since_ns = 0  # of the last checkpoint or restart
         self.failed: Failure | None = None
-        # results
-        self.lost_ns = self.checkpoints = self.restarts = self.failures = 0
-        self.fewest = plan.workers
-        self.timeline: list[tuple[str, int, int]] = []
-        self.own = [Own(0, machine, "spare") for machine in range(plan.workers, plan.machines)]
-        self.interruptions: Counter[str] = Counter()
-
-    def whole(self) -> Life:
-        self._live()
-        self._note_written()
-        plan = self.plan
-        causes = {cause.name: self.interruptions[cause.name] for cause in plan.failures}
-        return Life(
-            self.now,
-            self.step,
-            self.step * plan.step_ns,
-            self.lost_ns,
-            self.timeline,
-            self.own,
-            self.pace.seen,
-            causes,
-            self.checkpoints,
-            self.restarts,
-            self.fewest,
-        )
+        own = [Own(0, machine, "spare") for machine in range(plan.workers, plan.machines)]
+        causes = dict.fromkeys((cause.name for cause in plan.failures), 0)
+        self.life = Life(own, self.pace.seen, causes, fewest_workers=plan.workers)
+        self.failures = 0
 
     # -- machines ----------------------------------------------------------------------------------
 
@@ -149,7 +131,7 @@ class _Run:
             if not fails:
                 self.in_repair.remove(machine)
                 insort(self.spare, machine)
-                self.own.append(Own(self.now, machine, "spare"))
+                self.life.own.append(Own(self.now, machine, "spare"))
                 if awaited == "return":
                     until = self.now
                 continue
@@ -161,7 +143,7 @@ class _Run:
             if machine in self.in_repair:
                 continue
             cause = self.plan.failures[source]
-            self.own.append(Own(self.now, machine, "in repair"))
+            self.life.own.append(Own(self.now, machine, "in repair"))
             self.in_repair.add(machine)
             heappush(self.events, (self.now + cause.repair_ns, False, machine, 0))
             if machine not in self.members:
@@ -187,11 +169,11 @@ class _Run:
         del self.spare[: len(join)]
         for machine in leave:
             insort(self.spare, machine)
-        self.own += [Own(self.now, machine, "spare") for machine in leave]
-        self.own += [Own(self.now, machine, "job") for machine in join]
+        self.life.own += [Own(self.now, machine, "spare") for machine in leave]
+        self.life.own += [Own(self.now, machine, "job") for machine in join]
         self.members.difference_update(leave)
         self.members.update(join)
-        self.fewest = min(self.fewest, workers)
+        self.life.fewest_workers = min(self.life.fewest_workers, workers)
 
     # -- the run -----------------------------------------------------------------------------------
 
@@ -213,12 +195,13 @@ class _Run:
     def _tell(self, state: str, start: int, end: int) -> None:
         if end == start:
             return
-        if self.timeline and self.timeline[-1][0] == state and self.timeline[-1][2] == start:
-            start = self.timeline.pop()[1]
-        self.timeline.append((state, start, end))
-        at_most(MOST_BUILT, len(self.timeline), "changes of state of a training run")
+        timeline = self.life.timeline
+        if timeline and timeline[-1][0] == state and timeline[-1][2] == start:
+            start = timeline.pop()[1]
+        timeline.append((state, start, end))
+        at_most(MOST_BUILT, len(timeline), "changes of state of a training run")
 
-    def _live(self) -> None:
+    def run_to_end(self) -> None:
         try:
             while self.step < self.goal:
                 try:
@@ -229,6 +212,7 @@ class _Run:
             if self.plan.limit_ns is None:
                 done = f"{self.step:,} of {self.goal:,} steps are done"
                 raise RunError(f"training_run: after 146 years {done}") from None
+        self._note_written()
 
     def _go_on(self) -> None:
         """Save a checkpoint if one is due, or compute until the next one."""
@@ -293,7 +277,7 @@ class _Run:
         else:
             self._spend("saving", how.save_ns)
             self.saved = (self.step, self.work_ns)
-            self.checkpoints += 1
+            self.life.checkpoints += 1
         self._begin()
 
     def _wait_for_checkpoint(self) -> None:
@@ -305,7 +289,7 @@ class _Run:
     def _note_written(self) -> None:
         if self.writing is not None and self.writing[2] <= self.now:
             self.saved = self.writing[:2]
-            self.checkpoints += 1
+            self.life.checkpoints += 1
             self.writing = None
 
     def _begin(self) -> None:
@@ -316,11 +300,11 @@ class _Run:
         while True:
             assert self.failed is not None
             cause = self.failed
-            self.interruptions[cause.name] += 1
+            self.life.interruptions[cause.name] += 1
             self._note_written()
             self.writing = None
             step, work_ns = self.saved
-            self.lost_ns += self.work_ns - work_ns
+            self.life.lost_ns += self.work_ns - work_ns
             self.step, self.saved = step, (step, self.work_ns)
             undetected_ns = {
                 "send-recv": 0,
@@ -353,11 +337,11 @@ class _Run:
         if not isinstance(restart, Restart):
             raise InputError(f"{_name(self.recovery)} returned {restart!r:.60}, should be a Restart or None")
         self._staff(restart.workers)
-        self.restarts += 1
+        self.life.restarts += 1
         start_ns = self.plan.restart_ns if restart.whole_job else self.plan.restart_worker_ns
         if cause is not None and cause.restart_ns is not None:
             start_ns = cause.restart_ns
-        restore_ns = self.plan.checkpoints.restore_ns if self.checkpoints else 0
+        restore_ns = self.plan.checkpoints.restore_ns if self.life.checkpoints else 0
         self._spend("restarting", start_ns + restore_ns)
         self._begin()
 

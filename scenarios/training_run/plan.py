@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from heapq import heappop, heappush
 from math import exp, sqrt
@@ -225,38 +225,38 @@ class Own(NamedTuple):
     state: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Life:
     """The course of a training run.
 
     Attributes
     ----------
-    end_ns, steps : int
-    useful_ns : int
-        Time that the steps that count take at full size and pace.
-    lost_ns : int
-        Time of computing that failures wasted.
-    timeline : list of (str, int, int)
-        State, start and end, without gaps.
     own : list of Own
         Machines that leave the run or join it.
     slow : list of Slow
     interruptions : dict of str to int
         Count by cause, without failures of spare machines, and those during the detection of another one.
+    timeline : list of (str, int, int)
+        State, start and end, without gaps.
+    end_ns, steps : int
+    useful_ns : int
+        Time that the steps that count take at full size and pace.
+    lost_ns : int
+        Time of computing that failures wasted.
     checkpoints, restarts, fewest_workers : int
     """
 
-    end_ns: int
-    steps: int
-    useful_ns: int
-    lost_ns: int
-    timeline: list[tuple[str, int, int]]
     own: list[Own]
     slow: list[Slow]
     interruptions: dict[str, int]
-    checkpoints: int
-    restarts: int
-    fewest_workers: int
+    timeline: list[tuple[str, int, int]] = field(default_factory=list)
+    end_ns: int = 0
+    steps: int = 0
+    useful_ns: int = 0
+    lost_ns: int = 0
+    checkpoints: int = 0
+    restarts: int = 0
+    fewest_workers: int = 0
 
     @property
     def goodput(self) -> float:
