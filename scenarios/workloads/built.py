@@ -121,13 +121,7 @@ class Build(Workload):
         of = self.build_
         if not isinstance(of, Gpt) or of.optimizer is None:
             return of.report(trace)
-        from scenarios.workloads.calibrations import calibration_for
+        from scenarios.workloads.calibrations import note_on_calibration
 
-        used = trace.job.machine.devices[int(trace.device[0])]
-        found = calibration_for(used, of.dtype)
-        if found is None:
-            return {}
-        return {
-            "note": f"kernels take the cost model of {used.name}, each as if alone; published training steps "
-            f"took longer, to which {found.name} is fitted, a calibration of `train` (docs/builders.md)"
-        }
+        note = note_on_calibration(trace.job.machine.devices[int(trace.device[0])], of.dtype)
+        return {"note": note} if note else {}

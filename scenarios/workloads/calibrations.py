@@ -578,6 +578,17 @@ def calibration_for(device: Device, dtype: str) -> TrainingCalibration | None:
     return None
 
 
+def note_on_calibration(device: Device, dtype: str) -> str | None:
+    """Return a note, if a calibration fitted to published steps predicts longer kernels than a device has."""
+    found = calibration_for(device, dtype)
+    if found is None:
+        return None
+    return (
+        f"kernels take the cost model of {device.name}, each as if alone; published training steps took "
+        f"longer, to which {found.name} is fitted, a calibration of `train` (docs/builders.md)"
+    )
+
+
 def _roofs(device: Device, dtype: str) -> tuple[float, float]:
     """Return peak and bandwidth of a device, nan for a number that it lacks."""
     if device.cost is None:

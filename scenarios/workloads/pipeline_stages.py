@@ -8,7 +8,7 @@ from dataclasses import fields as fields_of
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 from policies.pipeline.evaluate import StageTimes
 from policies.pipeline.pipeline_schedule import Schedule
@@ -27,7 +27,7 @@ from scenarios.builders.train.kernels import Attention, Product
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.training import Training
 from scenarios.file.document import Document
-from scenarios.workloads.calibrations import calibration_for, calibration_of, why_another_gpu
+from scenarios.workloads.calibrations import calibration_of, note_on_calibration, why_another_gpu
 from scenarios.workloads.pipeline_fields import PipelineFields, StageFields
 from sim.base.errors import InputError
 from sim.base.units import round_half_up
@@ -262,55 +262,15 @@ class StageMaker:
             return found
         return on_device(device, model.dtype, model.bandwidth)
 
-    def note_on_times(self, stages: Sequence[PipelineStage], device: Device) -> str | None:
-        """Return what the times of a model's stages leave out, compared with `train`; None: nothing.
-
-        Parameters
-        ----------
-        stages : sequence of PipelineStage
-            Result of `of_model`.
-        device : Device
-            Device of the first stage.
-        """
+    def note_on_times(self, device: Device) -> str | None:
+        """Return what the times of a model's stages leave out, the first on a device; None: nothing."""
         model = self.fields.model
         if model is None or model.calibration is not None:
             return None
-        if model.rate is not None:
-            note = "the optimizer takes no time beside a rate; optimizer: 10ms gives it one"
-            return None if self.fields.optimizer else note
-        found = calibration_for(device, model.dtype)
-        if found is None:
-            return None
-        first = _training(self.fields, len(stages), found).pipeline_stages[0].times
-        mine = stages[0].times
-        times = (first.of("F") + first.of("B")) / (mine.of("F") + mine.of("B"))
-        return (
-            f"kernels take the cost model of {device.name}, each as if alone, as for `build`; a stage takes "
-            f"{times:.2f} times as long with model.calibration: {found.name}, which is fitted to published "
-            "training steps, as for `train`"
-        )
-
-    def smaller(self, stages: int) -> list[tuple[str, list[PipelineStage]]]:
-        """Return a model's stages under settings that keep less, the cheapest first; ignore their times.
-
-        If attention keeps its scores, first comes a fused kernel, then what selective recomputation drops
-        (Korthikanti et al., arXiv 2205.05198, section 4); last, every layer is recomputed.
-        """
-        model = self.fields.model
-        if model is None:
-            return []
-        changes: list[tuple[str, dict[str, Any]]] = []
-        if model.attention == "eager":
-            changes.append(("model.attention: flash", {"attention": "flash"}))
-            if model.recompute == "none":
-                changes.append(("model.recompute: selective", {"recompute": "selective"}))
-        if model.recompute != "full":
-            changes.append(("model.recompute: full", {"recompute": "full"}))
-        found = []
-        for what, change in changes:
-            of = self.fields.model_copy(update={"model": model.model_copy(update=change)})
-            found.append((what, _training(of, stages, at_rate(1)).pipeline_stages))
-        return found
+        if model.rate is None:
+            return note_on_calibration(device, model.dtype)
+        note = "the optimizer takes no time beside a rate; optimizer: 10ms gives it one"
+        return None if self.fields.optimizer else note
 
     # -- layers, or the ops of a graph ------------------------------------------------------------------
 

@@ -163,14 +163,13 @@ def _work(make: StageMaker, policy: PolicyFields) -> Work:
         machine = replace(machine, links=(), network=None)
     first = machine.devices[machine.device_index(devices[schedule.rank_of(0, 0)])]
 
-    others = partial(make.smaller, len(stages.each))
-    on_devices = PipelineOnDevices(schedule, stages.each, devices, around, others)
+    on_devices = PipelineOnDevices(schedule, stages.each, devices, around)
 
     def report(trace: Trace) -> dict[str, Any]:
         told = on_devices.report(trace)
         if fields.batch is not None:
             told["pipeline"]["batch"] = fields.batch
-        return {**told, "note": make.note_on_times(stages.each, first)}
+        return {**told, "note": make.note_on_times(first)}
 
     return Work(graph, machine, report, on_devices.check_memory)
 
