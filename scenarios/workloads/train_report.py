@@ -11,8 +11,8 @@ One rank per pipeline stage is simulated; the report says how many others do the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -119,35 +119,15 @@ def _duration(ns: float) -> str:
 # ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The peak memory of a rank.
-
-    Attributes
-    ----------
-    parts : dict
-        Bytes by purpose, in the order of reports.
-    when : str
-        Action of the rank's program, and piece of the model.
-    """
-
-    parts: dict[str, int]
-    when: str
-
-    @property
-    def nbytes(self) -> int:
-        """Total bytes."""
-        return sum(self.parts.values())
-
-
-def peaks_of(training: Training, trace: Trace) -> list[Peak]:
-    """Return the peak memory of each pipeline rank in the run of a step."""
+def peaks_of(training: Training, trace: Trace) -> list[dict[str, Any]]:
+    """Return the peak memory of each pipeline rank in the run of a step, by purpose, and when it is reached."""
     graph, tasks = trace.job.graph, trace.tasks
     found = []
     for rank, (at, bands) in enumerate(memory_peaks(trace, range(len(trace.job.machine.devices)))):
         running = (trace.device == rank) & (tasks["start_ns"] <= at) & (tasks["end_ns"] > at)
+        when = _when(training, graph, tasks["op"][running].tolist())
         parts = {**dict.fromkeys(PARTS, 0), **bands}
-        found.append(Peak(parts, _when(training, graph, tasks["op"][running].tolist())))
+        found.append({"peak_bytes": sum(bands.values()), "memory_bytes": parts, "when": when})
     return found
 
 
@@ -169,7 +149,7 @@ def _when(training: Training, graph: Graph, running: Sequence[int]) -> str:
 
 def fullest(training: Training, trace: Trace) -> int:
     """Return the most bytes that any rank holds in the run of a step."""
-    return max(each.nbytes for each in peaks_of(training, trace))
+    return max(each["peak_bytes"] for each in peaks_of(training, trace))
 
 
 _MESSAGES = ("all_reduce", "reduce_scatter", "all_gather", "concat", "copy", "synchronise")
@@ -182,7 +162,7 @@ def train_report(
     peaks = peaks_of(training, trace)
     step, layout = trace.makespan_ns, training.layout
     seconds = step / NS_PER_S
-    capacity, most = training.memory, max(peak.nbytes for peak in peaks)
+    capacity, most = training.memory, max(peak["peak_bytes"] for peak in peaks)
     times = _times(trace, training, schedule)
     messages = exposed_communication(DerivedColumns(trace)).values()
     exposed = max((sum(parts.values()) for parts in messages), default=0)
@@ -207,10 +187,7 @@ def train_report(
             for name, group in training.groups.items()
             if group.size > 1
         },
-        "ranks": [
-            {"time_ns": of_rank, "peak_bytes": peak.nbytes, "memory_bytes": peak.parts, "when": peak.when}
-            for of_rank, peak in zip(times, peaks, strict=True)
-        ],
+        "ranks": [{"time_ns": of_rank, **peak} for of_rank, peak in zip(times, peaks, strict=True)],
         **({} if load is None else {"imbalance": load.imbalance, "dropped": load.dropped}),
         "capacity_bytes": capacity,
         "peak_bytes": most,
@@ -279,27 +256,25 @@ def launch_note(training: Training) -> str | None:
 
 def _notes(training: Training, step: int, exposed: int) -> list[str]:
     """Return notes on what the prediction does not cover for this layout."""
-    notes = [_ALONE] if training.calibration.is_unfitted else []
-    notes += [*precision_notes(training), *dispatcher_notes(training)]
-    if training.tensor_overlap and not training.layout.splits_sequence:
+    layout, notes = training.layout, [*precision_notes(training), *dispatcher_notes(training)]
+    if training.calibration.is_unfitted:
+        notes.insert(0, _ALONE)
+    if training.tensor_overlap and not layout.splits_sequence:
         notes.append("overlap: tp has no effect here, as no product waits for parts of a sequence")
     if training.overlap and training.parameters_apart:
         notes.append(
             "overlap: dp has no effect here: sharded parameters and gradients pass beside layers anyway"
         )
-    if (note := launch_note(training)) is not None:
-        notes.append(note)
-    if (note := latency_note(training, step, exposed)) is not None:
-        return [*notes, note]
-    if training.layout.sharding == "zero-2" and training.layout.pp > 1:
-        return [*notes, "zero-2 in a pipeline: DeepSpeed's pipeline engine refuses it, other systems may not"]
-    if training.layout.sharding == "fsdp" and training.layout.pp > 1:
-        return [
-            *notes,
-            "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it "
-            "takes the time and the memory of zero-1; zero-2 holds less, and sends more",
-        ]
-    return notes
+    in_a_pipeline = _IN_A_PIPELINE.get(layout.sharding) if layout.pp > 1 else None
+    further = (launch_note(training), latency_note(training, step, exposed), in_a_pipeline)
+    return [*notes, *(note for note in further if note is not None)]
+
+
+_IN_A_PIPELINE: Final = {
+    "zero-2": "zero-2 in a pipeline: DeepSpeed's pipeline engine refuses it, other systems may not",
+    "fsdp": "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it takes "
+    "the time and the memory of zero-1; zero-2 holds less, and sends more",
+}
 
 
 def dispatcher_notes(training: Training) -> list[str]:
@@ -460,14 +435,14 @@ def changes_that_fit(training: Training) -> list[FittingChange]:
     return sorted(found, key=lambda change: (change.step_ns, change.what))
 
 
-def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> None:
+def check_fits(training: Training, peaks: Sequence[Mapping[str, Any]], step: int | None) -> None:
     """Raise if a training needs more memory than a GPU has.
 
     Parameters
     ----------
     training : Training
-    peaks : sequence of Peak
-        Peak of each pipeline rank.
+    peaks : sequence of mapping
+        Peak of each pipeline rank (`peaks_of`).
     step : int or None
         Duration of its step, with which other settings are compared; None: try no others.
 
@@ -477,14 +452,14 @@ def check_fits(training: Training, peaks: Sequence[Peak], step: int | None) -> N
         With rank, moment and owners, and the change of one setting that fits at the least cost in time.
     """
     limit = training.memory
-    rank = max(range(len(peaks)), key=lambda r: peaks[r].nbytes)
+    rank = max(range(len(peaks)), key=lambda r: peaks[r]["peak_bytes"])
     worst = peaks[rank]
-    if limit is None or worst.nbytes <= limit:
+    if limit is None or worst["peak_bytes"] <= limit:
         return
     same = training.layout.ranks // len(peaks)
     message = (
-        f"pipeline rank {rank} (each of its {same} GPUs) needs {size(worst.nbytes)} of {size(limit)}, "
-        f"at the {worst.when}: {owners(worst.parts)}"
+        f"pipeline rank {rank} (each of its {same} GPUs) needs {size(worst['peak_bytes'])} of {size(limit)}, "
+        f"at the {worst['when']}: {owners(worst['memory_bytes'])}"
     )
     if step is None:
         raise OutOfMemoryError(message)

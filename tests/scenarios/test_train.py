@@ -34,7 +34,7 @@ from scenarios.workloads.calibrations import (
     named_calibration,
     to_calibration,
 )
-from scenarios.workloads.train_report import Peak, changes_that_fit, check_fits, peaks_of
+from scenarios.workloads.train_report import changes_that_fit, check_fits, peaks_of
 from sim import Device, GraphBuilder, Machine, simulate
 from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, OutOfMemoryError
@@ -55,7 +55,7 @@ def training(layout: ParallelLayout | None = None, **changes: object) -> Trainin
     return Training(GPT, layout or ParallelLayout(), PLAIN, **{**sizes, **changes})  # type: ignore[arg-type]
 
 
-def peaks(of: Training, schedule: Schedule | None = None) -> list[Peak]:
+def peaks(of: Training, schedule: Schedule | None = None) -> list[dict[str, Any]]:
     """Return the most that each pipeline rank holds, when the step runs."""
     return peaks_of(of, step_trace(of, schedule))
 
@@ -265,9 +265,9 @@ def test_memory_of_mixed_precision() -> None:
         (peak,) = peaks(of)
         p = GPT.parameters
         assert of.each_stage[0].parameters == p
-        assert peak.parts["parameters"] == 2 * p
-        assert peak.parts["gradients"] == 4 * p
-        assert peak.parts["optimizer state"] == 12 * -(-p // shared)
+        assert peak["memory_bytes"]["parameters"] == 2 * p
+        assert peak["memory_bytes"]["gradients"] == 4 * p
+        assert peak["memory_bytes"]["optimizer state"] == 12 * -(-p // shared)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -276,7 +276,9 @@ def test_activations_in_flight_are_those_of_the_schedule(schedule: str) -> None:
     found = peaks(of, of.schedule_of(schedule))
     saved = [stage.saved for stage in of.memory_of_stages]
     alive = [8, 8, 8, 8] if schedule == "gpipe" else [4, 3, 2, 1]
-    assert [peak.parts["activations"] for peak in found] == [n * s for n, s in zip(alive, saved, strict=True)]
+    assert [peak["memory_bytes"]["activations"] for peak in found] == [
+        n * s for n, s in zip(alive, saved, strict=True)
+    ]
 
 
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
@@ -605,7 +607,10 @@ def test_zb_auto_searches_with_the_times_and_sizes_of_the_step(tmp_path: Path) -
     of = training(ParallelLayout(pp=4), policy="zb-auto", options={"limit": "1.6GB"})
     longest = max(sum(stage.times.of(phase) for phase in "FIW") for stage in of.pipeline_stages)
     assert of.schedule.meta["objective"] >= of.schedule.meta["bound"] >= 8 * longest
-    assert max(p.nbytes - p.parts["working"] - p.parts["buffers"] for p in peaks(of)) <= 1.6e9
+    assert (
+        max(p["peak_bytes"] - p["memory_bytes"]["working"] - p["memory_bytes"]["buffers"] for p in peaks(of))
+        <= 1.6e9
+    )
     code, out = run(tmp_path, "--set", "policy={name: zb-auto, limit: 40}")
     assert code == 2
     assert "limit should be a size, not 40; a number of micro-batches is in_flight" in out
@@ -622,8 +627,8 @@ def test_what_does_not_fit_says_who_when_what_and_the_way_out(tmp_path: Path) ->
 
 def test_the_change_that_is_offered_fits_and_the_notch_before_it_does_not() -> None:
     of = training(ParallelLayout(dp=4), micro_batch=8, memory=1)
-    full = peaks(of)[0].nbytes
-    of = replace(of, memory=peaks(replace(of, micro_batch=2))[0].nbytes)
+    full = peaks(of)[0]["peak_bytes"]
+    of = replace(of, memory=peaks(replace(of, micro_batch=2))[0]["peak_bytes"])
     with pytest.raises(OutOfMemoryError, match="it fits with"):
         check_fits(of, peaks(of), 1)
     changes = {change.what: change for change in changes_that_fit(of)}
@@ -632,7 +637,7 @@ def test_the_change_that_is_offered_fits_and_the_notch_before_it_does_not() -> N
     assert smaller == 2
     assert by_batch.peak <= of.memory  # type: ignore[operator]
     before = replace(of, micro_batch=2 * smaller)
-    assert peaks(before)[0].nbytes > of.memory  # type: ignore[operator]
+    assert peaks(before)[0]["peak_bytes"] > of.memory  # type: ignore[operator]
     check_fits(replace(of, memory=full), peaks(of), 1)
 
 
@@ -640,7 +645,7 @@ def test_what_is_offered_fits_under_the_policy_that_stays() -> None:
     """GPipe holds all 32 micro-batches: what 1F1B needs with other settings is no way out of it."""
     gpipe = replace(training(ParallelLayout(pp=4, dp=2), batch=64), policy="gpipe")
     lean = replace(gpipe, policy="1f1b")
-    most = {of.policy: max(each.nbytes for each in peaks(of)) for of in (gpipe, lean)}
+    most = {of.policy: max(each["peak_bytes"] for each in peaks(of)) for of in (gpipe, lean)}
     assert most["1f1b"] < most["gpipe"]
     of = replace(gpipe, memory=most["1f1b"])
     changes = {change.what: change for change in changes_that_fit(of)}
@@ -654,7 +659,7 @@ def test_experts_may_go_to_more_ranks() -> None:
     """Each of eight ranks has all experts; with two or more a rank what is left is too much, too."""
     of = Training(Architecture(**MODELS["mixtral-8x7b"]), ParallelLayout(dp=8), PLAIN, 512, 1, 8)
     spread = replace(of, layout=replace(of.layout, ep=4))
-    of = replace(of, memory=max(each.nbytes for each in peaks(spread)))
+    of = replace(of, memory=max(each["peak_bytes"] for each in peaks(spread)))
     changes = {change.what: change.peak for change in changes_that_fit(of)}
     assert changes["parallel.ep: 4"] == of.memory
     with pytest.raises(OutOfMemoryError, match=r"parallel\.ep: 4"):

@@ -39,7 +39,7 @@ def saved(of: Training) -> int:
 def test_a_host_without_delay_takes_layers_away_and_no_time(layers: int) -> None:
     """The head runs while the layers that stay, and the embedding, are kept."""
     none, some = training(0), training(layers)
-    before, after = (peaks_of(of, step_trace(of))[0].parts["activations"] for of in (none, some))
+    before, after = (peaks_of(of, step_trace(of))[0]["memory_bytes"]["activations"] for of in (none, some))
     assert before - after == layers * saved(none)
     assert step_ns(none) == step_ns(some)
 
@@ -75,7 +75,7 @@ def test_what_a_module_reads_is_on_the_host_but_for_what_is_on_its_way() -> None
     one = stage_memory(layers[:1])
     assert stage_memory(layers[:2]).backward == one.backward + one.saved + READ
     assert step_ns(there) == step_ns(none)
-    peaks = [max(peak.nbytes for peak in peaks_of(of, step_trace(of))) for of in (there, none)]
+    peaks = [max(peak["peak_bytes"] for peak in peaks_of(of, step_trace(of))) for of in (there, none)]
     assert READ <= peaks[1] - peaks[0] <= 3 * READ
 
 
