@@ -18,7 +18,7 @@ from devices.describe.fields import DEVICE_FIELDS, read_fields
 from devices.describe.quantities import Count, Name, Size, Strict
 from devices.machine import make_device
 from devices.presets import device_preset, presets
-from scenarios.builders.train.calibration import HostLaunches, KernelPrices, TrainingCalibration
+from scenarios.builders.train.calibration import Factor, HostFields, KernelPrices, TrainingCalibration
 from scenarios.builders.train.kernels import Attention, Product
 from scenarios.file.document import Document
 from scenarios.file.faults import scenario_error
@@ -40,8 +40,6 @@ from sim.base.units import format_bytes
 
 Share = Annotated[float, Field(gt=0, le=2)]
 """A share of a peak; shares measured in short runs may exceed 1."""
-
-Factor = Annotated[float, Field(ge=0.01, le=100)]
 
 Kinds = dict[str, Share]
 Times = dict[str, Duration]
@@ -115,27 +113,6 @@ class MeasuredShape(Strict):
         if self.attention is not None and len(self.attention) != 6:
             raise fault(f"attention should have six numbers, not {len(self.attention)}")
         return self
-
-
-class HostFields(Strict):
-    """Host time to launch a layer's kernels, forward and backward together.
-
-    Attributes
-    ----------
-    issue_cost
-        of attention, a middle, Mamba-2, or the routing of experts
-    experts
-        of each expert of a rank
-    factor
-        times as long where two micro-batches are launched in turns
-    bandwidth
-        of a GPU to its host, each way
-    """
-
-    issue_cost: Duration = 0
-    experts: Duration = 0
-    factor: Factor = 1.0
-    bandwidth: Bandwidth | None = None
 
 
 class CalibrationFields(Strict):
@@ -506,7 +483,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         contention=fields.contention,
         hiding=hidden if fields.overlap is None else fields.overlap,
         measured=measured,
-        host=HostLaunches(**fields.host.model_dump(exclude_none=True)),
+        host=fields.host,
         communication_sms=taken,
     )
 

@@ -120,7 +120,7 @@ def _duration(ns: float) -> str:
 
 
 def peaks_of(training: Training, trace: Trace) -> list[dict[str, Any]]:
-    """Return the peak memory of each pipeline rank in the run of a step, by purpose, and when it is reached."""
+    """Return the peak memory of each pipeline rank in the run of a step, by purpose, and when it is."""
     graph, tasks = trace.job.graph, trace.tasks
     found = []
     for rank, (at, bands) in enumerate(memory_peaks(trace, range(len(trace.job.machine.devices)))):
@@ -149,7 +149,7 @@ def _when(training: Training, graph: Graph, running: Sequence[int]) -> str:
 
 def fullest(training: Training, trace: Trace) -> int:
     """Return the most bytes that any rank holds in the run of a step."""
-    return max(each["peak_bytes"] for each in peaks_of(training, trace))
+    return max(int(each["peak_bytes"]) for each in peaks_of(training, trace))
 
 
 _MESSAGES = ("all_reduce", "reduce_scatter", "all_gather", "concat", "copy", "synchronise")
@@ -272,8 +272,8 @@ def _notes(training: Training, step: int, exposed: int) -> list[str]:
 
 _IN_A_PIPELINE: Final = {
     "zero-2": "zero-2 in a pipeline: DeepSpeed's pipeline engine refuses it, other systems may not",
-    "fsdp": "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it takes "
-    "the time and the memory of zero-1; zero-2 holds less, and sends more",
+    "fsdp": "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it "
+    "takes the time and the memory of zero-1; zero-2 holds less, and sends more",
 }
 
 

@@ -22,12 +22,13 @@ from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Wh
 from policies.parallel.expert_routing import UnplacedRouting, route_tokens
 from scenarios.builders.pipeline_stage import check_schedule
 from scenarios.builders.train.architecture import MODELS, Architecture
+from scenarios.builders.train.calibration import Factor
 from scenarios.builders.train.kernels import GRAPHED, MODULES, OFFLOADED, RECOMPUTED, WIDE
 from scenarios.builders.train.layout import ORDER, ParallelLayout, refuse_misfit
 from scenarios.builders.train.step import step_graph
 from scenarios.builders.train.training import FULL_ITERATION, Training, default_schedule
 from scenarios.file.document import Document, Loc
-from scenarios.workloads.calibrations import CalibrationFields, Factor, calibration_of
+from scenarios.workloads.calibrations import CalibrationFields, calibration_of
 from scenarios.workloads.model_config import model_sizes
 from scenarios.workloads.pipeline_report import PipelineOnDevices
 from scenarios.workloads.train_report import check_fits, peaks_of, step_interval, train_report

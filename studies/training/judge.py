@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from scenarios.builders.train.calibration import HostLaunches, TrainingCalibration, at_rate
+from scenarios.builders.train.calibration import HostFields, TrainingCalibration, at_rate
 from scenarios.builders.train.layout import ORDER
 from scenarios.builders.train.step import step_trace
 from scenarios.builders.train.training import FULL_ITERATION
@@ -343,7 +343,10 @@ CHOSEN_ON: Final = re.compile("Qwen3|DeepSeek")
 
 
 _HOSTS: Final[tuple[Mapping[str, Any], ...]] = tuple(
-    {"host": HostLaunches(*of)} for of in product((2e6, 3e6, 4e6, 5e6), (85e3, 170e3, 255e3), (1, 1.5, 2))
+    {"host": HostFields.model_construct(issue_cost=layer, experts=expert, factor=factor)}
+    for layer, expert, factor in product(
+        (2_000_000, 3_000_000, 4_000_000, 5_000_000), (85_000, 170_000, 255_000), (1.0, 1.5, 2.0)
+    )
 )
 """Candidates, one of which is chosen on the rows of other models or other GPUs."""
 
@@ -369,7 +372,7 @@ def _left_out(
     def off(row: Published, choice: Mapping[str, Any]) -> float:
         assert row.training is not None
         if row.training.cuda_graph == FULL_ITERATION and "host" in choice:  # the host launches nothing
-            choice = {"host": HostLaunches()}
+            choice = {"host": HostFields()}
         told = f"{row.hardware} {row.training!r} {choice}"
         if told not in known:
             known[told] = predicted_ms(row, replace(shipped(row.hardware), **choice))
@@ -427,7 +430,7 @@ def memory_errors(rows: Sequence[Published]) -> list[tuple[Published, int, float
         training = replace(row.training, calibration=at_rate(10**15))  # times do not matter for memory
         peaks = peaks_of(training, step_trace(training))
         found += [
-            (row, rank, peak.nbytes / 2**30, measured)
+            (row, rank, peak["peak_bytes"] / 2**30, measured)
             for rank, (peak, measured) in enumerate(zip(peaks, row.memory_gib, strict=True))
         ]
     return found

@@ -14,7 +14,7 @@ from cli_runner import sim
 from devices.collectives.groups import RankGroup
 from devices.machine import make_device
 from scenarios.builders.train.architecture import MODELS, Architecture
-from scenarios.builders.train.calibration import LOW_PRECISION, HostLaunches, TrainingCalibration
+from scenarios.builders.train.calibration import LOW_PRECISION, HostFields, TrainingCalibration
 from scenarios.builders.train.kernels import (
     OTHER_MICRO_BATCH,
     WIDE,
@@ -472,7 +472,7 @@ def test_norms_that_run_again_keep_nothing_of_what_they_wrote() -> None:
 
 
 def test_biases_of_experts_are_launched_too() -> None:
-    slow = replace(named_calibration("h100-sxm", "bf16"), host=HostLaunches(0.0, 1e6, 1.0))
+    slow = replace(named_calibration("h100-sxm", "bf16"), host=HostFields.model_validate({"experts": "1ms"}))
     waits = []
     for biases in (False, True):
         (stage,) = training(replace(HYBRID, biases=biases), calibration=slow, cuda_graph=()).each_stage
@@ -485,7 +485,10 @@ def test_what_no_graph_launches_the_host_does() -> None:
 
     Of routing experts, half are launches of what comes before an exchange.
     """
-    slow = replace(named_calibration("h100-sxm", "bf16"), host=HostLaunches(4e6, 1e6, 2.0))
+    slow = replace(
+        named_calibration("h100-sxm", "bf16"),
+        host=HostFields.model_validate({"issue_cost": "4ms", "experts": "1ms", "factor": 2.0}),
+    )
     none = training(calibration=slow, cuda_graph=())
     routing = ("moe_router", "moe_preprocess")
     graphs = [FULL_ITERATION, ("attn", "mamba", "mlp", *routing), ("attn", "mlp"), ()]
@@ -508,7 +511,11 @@ def test_what_no_graph_launches_the_host_does() -> None:
 def test_launches_show_in_steps_written_layer_by_layer(sharding: str, recompute: str) -> None:
     layout = ParallelLayout(dp=2, sharding=sharding)
     plain = replace(HYBRID, pattern="*-*-", experts=0, top_k=0)
-    slow = replace(named_calibration("h100-sxm", "bf16"), host=HostLaunches(4e6, 0.0, 1.0), hiding=1.0)
+    slow = replace(
+        named_calibration("h100-sxm", "bf16"),
+        host=HostFields.model_validate({"issue_cost": "4ms"}),
+        hiding=1.0,
+    )
     with_graphs = training(plain, calibration=slow, layout=layout, recompute=recompute, batch=2)
     eager = replace(with_graphs, cuda_graph=())
     (stage,) = eager.each_stage

@@ -10,7 +10,7 @@ from cli_runner import sim
 
 from devices.collectives.groups import Fabric, NodeFabrics
 from scenarios.builders.train.architecture import Architecture
-from scenarios.builders.train.calibration import HostLaunches, TrainingCalibration
+from scenarios.builders.train.calibration import HostFields, TrainingCalibration
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.memory import stage_memory
 from scenarios.builders.train.step import step_ns, step_trace
@@ -25,7 +25,7 @@ GPT = Architecture(layers=8, hidden=1024, heads=16, vocabulary=51200)
 
 def training(layers: int, bandwidth: float = 1e30) -> Training:
     """Return eight layers under FSDP, two micro-batches, so many layers offloaded at so many bytes/s."""
-    calibration = replace(PLAIN, host=HostLaunches(bandwidth=bandwidth))
+    calibration = replace(PLAIN, host=HostFields.model_construct(bandwidth=bandwidth))
     layout = ParallelLayout(dp=2, sharding="fsdp")
     return Training(GPT, layout, calibration, 512, 1, 4, offload_layers=layers)
 
@@ -61,7 +61,7 @@ READ = 2 * 512 * 2 * (2 * 512)  # two experts a token; gate and its partner, of 
 
 def offloaded(bandwidth: float) -> Training:
     """Return three layers with experts whose activations' inputs go to the host."""
-    calibration = replace(PLAIN, host=HostLaunches(bandwidth=bandwidth))
+    calibration = replace(PLAIN, host=HostFields.model_construct(bandwidth=bandwidth))
     return Training(EXPERTS, ParallelLayout(), calibration, 512, 1, 1, offload=("moe_act",))
 
 

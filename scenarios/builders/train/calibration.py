@@ -20,12 +20,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from devices.collectives.groups import CollectiveKind, Fabric, GroupCollectives, NodeFabrics, RankGroup
 from devices.cost.kernel_costs import FittedCost
+from devices.describe.field_types import Bandwidth, Duration
+from devices.describe.quantities import Strict
 from scenarios.builders.train.kernels import (
     Attention,
     CausalConvolution,
@@ -267,19 +270,30 @@ def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
 # ----------------------------------------------------------------------------------------------------------
 
 
-class HostLaunches(NamedTuple):
-    """Host time to launch a layer's kernels, forward and backward together, in ns.
+Factor = Annotated[float, Field(ge=0.01, le=100)]
 
-    `issue_cost` is for attention, an MLP, Mamba-2, or the routing of experts; `experts` for each expert of a
-    rank, whose products and casts are launched one by one after a wait for the token counts; `factor`
-    applies if the launches of two micro-batches alternate. Launches by graphs take none. `bandwidth` is that
-    of copies to the host and back, in bytes/s; 0: unknown.
+
+# Products and casts of experts are launched one by one, after a wait for the token counts. Launches by graphs
+# take none.
+class HostFields(Strict):
+    """Host time to launch a layer's kernels, forward and backward together.
+
+    Attributes
+    ----------
+    issue_cost
+        of attention, a middle, Mamba-2, or the routing of experts
+    experts
+        of each expert of a rank
+    factor
+        times as long where two micro-batches are launched in turns
+    bandwidth
+        of a GPU to its host, each way
     """
 
-    issue_cost: float = 0.0
-    experts: float = 0.0
-    factor: float = 1.0
-    bandwidth: float = 0.0
+    issue_cost: Duration = 0
+    experts: Duration = 0
+    factor: Factor = 1.0
+    bandwidth: Bandwidth | None = None
 
 
 @dataclass(frozen=True)
@@ -320,7 +334,7 @@ class TrainingCalibration:
         Efficiency of single shapes.
     node : int
         GPUs per node.
-    host : HostLaunches
+    host : HostFields
         Host time to launch kernels.
     communication_sms : float
         Part of the SMs that a collective takes from kernels beside it.
@@ -348,7 +362,7 @@ class TrainingCalibration:
     hiding: float = 1.0
     measured: Mapping[Product | Attention, float] = field(default_factory=dict)
     node: int = 8
-    host: HostLaunches = field(default_factory=HostLaunches)
+    host: HostFields = field(default_factory=HostFields)
     communication_sms: float = 0.2
     bias_gradients: float = 5.0
 
