@@ -2,29 +2,176 @@
 
 ::
 
-    pc ──► call step         wait until step is done, then go on
-           if p else +4      the outcome that the switches of p received
-           goto -4           the next iteration
+    while i < n: i = step(i)              call zero
+                                          call test                  ◄──┐
+                                          if test, else go on below ──┐ │
+                                          call step                   │ │
+                                          goto test                 ──┼─┘
+                                          ret                       ◄─┘
 
 Each process (`sim.issuers`) has a program and a thread that walks it; threads that need the same
 CPU workers take turns.
 
 Done means executed for a CPU op and enqueued for a GPU op. TVM's and Relax's virtual machines work this way
-(tvm/src/runtime/vm/vm.cc: ``VirtualMachine::RunLoop``).
+(tvm/src/runtime/vm/vm.cc: ``VirtualMachine::RunLoop``; instructions: tvm/include/tvm/runtime/vm/bytecode.h).
+
+Jumps take no time, so none is written down: the thread walks the ops of a frame in order, an inner loop as
+one item, as often as its condition says, and passes over what the predicates known so far exclude. So every
+graph that the executor can run has a program, whether or not it was written in structured form.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 
 import numpy as np
 
 from policies.issue.program_order import in_turn
-from policies.jumps import JumpProgram, compile_program
-from sim import Issuer, Job, Policy, Task
-from sim.graph.frames import CONTROL_FLOW_KINDS, has_control_flow
+from sim import Graph, Issuer, Job, Policy, Task
+from sim.graph.frames import CONTROL_FLOW_KINDS, FrameStructure, frame_structure, has_control_flow
+from sim.graph.rendezvous_keys import program_edges, program_order, rendezvous_keys
+from sim.graph.walks import Dag, Edges, least_first
 from sim.policy import Order
+from sim.readiness.eligibility import non_strict_ops
+
+# ----------------------------------------------------------------------------------------------------------
+# Guards: the predicates under which an op runs, derived from the switches and merges before it.
+#
+#     x ─► switch ─true──► f ─► merge ─► y        guard of f: {(p, 1)}     of g: {(p, 0)}
+#     p ─────┘ └──false──► g ─────┘               of the switch, the merge and y: {}
+#
+# A guard is local to an op's frame; the condition for entering a loop is the guard of the loop.
+
+_Guard = frozenset[tuple[int, int]]
+"""All of these hold: (predicate op, side); side 1 is true."""
+
+
+def _find_guards(graph: Graph, structure: FrameStructure) -> tuple[list[_Guard], dict[int, _Guard]]:
+    """Return the guard of each op of a graph with control flow, and the guard of entering each frame."""
+    kind = [graph.kinds[code] for code in graph.kind_code.tolist()]
+    non_strict = non_strict_ops(graph).tolist()
+    sends = {recv: send for send, recv in rendezvous_keys(graph).pairs}
+    guards, frames = [_Guard()] * len(graph), dict[int, _Guard]()
+
+    def behind(producer: int, slot: int = -1) -> _Guard:
+        """Return the guard of an output of `producer`, in the frame that receives it."""
+        if kind[producer] == "enter":
+            return _Guard()
+        if kind[producer] == "exit":
+            return frames.get(structure.frame_of[producer], _Guard())
+        if kind[producer] == "switch" and slot >= 0:
+            return guards[producer] | {(structure.predicate[producer], min(slot, 1))}
+        return guards[producer]
+
+    for op in program_order(graph).tolist():
+        first, last = graph.inputs.indptr[op], graph.inputs.indptr[op + 1]
+        read = zip(graph.inputs.row(op).tolist(), graph.input_distance[first:last].tolist(), strict=True)
+        tensors = [t for t, distance in read if not distance and graph.tensor_producer[t] >= 0]
+        producers = [int(graph.tensor_producer[t]) for t in tensors]
+        data = [behind(p, t - int(graph.first_output[p])) for p, t in zip(producers, tensors, strict=True)]
+        if (kind[op] == "merge" or non_strict[op]) and data:
+            loops = any(kind[p] == "enter" for p in producers)
+            data = [] if loops else [_Guard.intersection(*data)]
+        if kind[op] != "control_trigger":  # a control trigger runs even if its control inputs are dead
+            follows = [*graph.after.row(op).tolist(), *([sends[op]] if op in sends else [])]
+            guards[op] = _Guard().union(*map(behind, follows), *data)
+        if kind[op] == "enter":
+            child = structure.child_of[op]
+            frames[child] = frames.get(child, _Guard()) | guards[op]
+    return guards, frames
+
+
+class _Program:
+    """What a thread walks.
+
+    Parameters
+    ----------
+    graph : Graph
+    order : sequence of int
+        Preferred order of the ops, kept within a frame as far as dependencies allow. Ops not listed are left
+        out; no listed op may depend on them.
+
+    Attributes
+    ----------
+    items : list of list of int
+        Of each frame (`sim.graph.frames.FrameStructure`), in order: ops, and inner frames as -1 - frame.
+        Switches, merges, enters, exits and loop conditions are left out: they pass values on in no time.
+    guards : dict of int to set
+        Item → the predicates under which it runs.
+    condition : dict of int to int
+        Loop → the op that says whether there is another iteration.
+    once : set of int
+        Ops that receive a loop's inputs past no merge: they run in its first iteration only. (A Send and a
+        Recv, if an enter is on another device than its merge.)
+    """
+
+    def __init__(self, graph: Graph, order: Sequence[int]) -> None:
+        self.structure = FrameStructure([0] * len(graph), [-1], [""], [1], {}, {})
+        self.items = [list(order)]
+        self.guards: dict[int, _Guard] = {}
+        self.condition: dict[int, int] = {}
+        self.once: set[int] = set()
+        if not has_control_flow(graph):
+            return
+        self.structure = of = frame_structure(graph)
+        self.items = _items(graph, order, of)
+        guards, frames = _find_guards(graph, of)
+        self.guards = dict(enumerate(guards)) | {-1 - frame: guard for frame, guard in frames.items()}
+        # A control trigger runs even after dead ops, so loops that contain one are walked even when dead.
+        for op in np.flatnonzero(graph.is_kind("control_trigger")).tolist():
+            for frame in _frames_around(op, of):
+                self.guards[-1 - frame] = _Guard()
+        for op in reversed(np.flatnonzero(graph.is_kind("loop_cond")).tolist()):
+            self.condition[of.frame_of[op]] = op
+        constant = graph.attribute("constant")
+        for op in program_order(graph).tolist():
+            if graph.kind(op) not in CONTROL_FLOW_KINDS and any(
+                p in self.once or (of.child_of.get(p) == of.frame_of[op] and not constant.get(p, False))
+                for p in graph.predecessors.row(op).tolist()
+            ):
+                self.once.add(op)
+
+
+def _frames_around(op: int, structure: FrameStructure) -> list[int]:
+    """Return the loops that contain an op, from the outside in."""
+    frames, frame = list[int](), structure.frame_of[op]
+    while frame > 0:
+        frames.insert(0, frame)
+        frame = structure.parent[frame]
+    return frames
+
+
+def _items(graph: Graph, order: Sequence[int], structure: FrameStructure) -> list[list[int]]:
+    """Return the items of each frame, in an order that respects dependencies (see `_Program`)."""
+    n = len(graph)
+    paths = {op: [*(n + frame for frame in _frames_around(op, structure)), op] for op in order}
+    place: dict[int, int] = {}
+    for k, path in enumerate(paths.values()):
+        for item in path:  # a loop takes the place of its first op
+            place.setdefault(item, k)
+    edges = program_edges(graph).within_iteration()
+    pairs = [
+        next((a, b) for a, b in zip(paths[p], paths[c], strict=False) if a != b)
+        for p, c in zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True)
+        if p in paths and c in paths
+    ]
+    # A loop waits for every value that enters it, even one that no op in it reads.
+    pairs += [(enter, n + child) for enter, child in structure.child_of.items() if enter in paths]
+    before, after = np.array(pairs, np.int64).reshape(-1, 2).T
+    now, size = np.zeros_like(before), n + len(structure.parent)
+    dag = Dag.of(Edges(before, after, now, now), size)
+    items: list[list[int]] = [[] for _ in structure.parent]
+    for item in filter(place.__contains__, least_first(dag, [place.get(k, 0) for k in range(size)])):
+        if item >= n:
+            items[structure.parent[item - n]].append(n - 1 - item)
+        elif graph.kind(item) not in CONTROL_FLOW_KINDS:
+            items[structure.frame_of[item]].append(item)
+    return items
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 
 class Sequential(Policy):
@@ -37,7 +184,7 @@ class Sequential(Policy):
 
     TVM's graph executor and virtual machine, ONNX Runtime's sequential executor and an eager PyTorch script
     run this way; they differ only in the order of the program (`policies.linearize`). A graph with control
-    flow is compiled to a program with jumps, which is walked strictly in order.
+    flow is a program with jumps, which is walked strictly in order.
 
     Parameters
     ----------
@@ -74,11 +221,11 @@ class Sequential(Policy):
         self.runs_in_turn = in_turn(type(self).__name__, runs, "enqueued")
 
     def prepare(self, job: Job) -> None:
-        """Compile the graph, and put a thread of each process at the first instruction."""
+        """Find the program, and put a thread of each process at the first instruction."""
         graph, order = job.graph, job.order
         process = np.zeros(len(graph), np.int64) if job.process_of is None else job.process_of
         orders = [order[process[order] == k].tolist() for k in range(len(job.processes) or 1)]
-        self._threads = [_Thread(job, compile_program(graph, own)) for own in orders]
+        self._threads = [_Thread(job, _Program(graph, own)) for own in orders]
         self._thread_of = [self._threads[k] for k in process.tolist()]
 
     def ready(self, task: Task) -> None:
@@ -108,28 +255,30 @@ class Sequential(Policy):
         return Order("place", [job.order], 1, "machine", in_flight=1)
 
 
+_Call = tuple[int, int, str]
+"""Repetition of the graph, op, and the tag of its frame and iteration."""
+
+
 class _Thread:
     """A thread that walks a program."""
 
-    def __init__(self, job: Job, program: JumpProgram) -> None:
+    def __init__(self, job: Job, program: _Program) -> None:
         graph = job.graph
-        self.program = program
+        self.program, self.predicate = program, program.structure.predicate
         self._moves = [kind in CONTROL_FLOW_KINDS for kind in graph.kinds]
         self._kind_code = graph.kind_code.tolist()
-        self._repetitions = job.iterations
-        self._repetition, self._pc = 0, 0
-        self._path: list[int] = [0] * (max(self.program.frame) + 1)  # the iteration of each frame
-        self._waiting: dict[tuple[int, int, str], Task] = {}
+        self._waiting: dict[_Call, Task] = {}
         self._tokens: deque[Task] = deque()
-        self._says: dict[tuple[int, int, str], int] = {}
-        self._dead: set[tuple[int, int, str]] = set()
+        self._says: dict[_Call, int] = {}
+        self._dead: set[_Call] = set()
+        self._calls = (call for k in range(job.iterations) for call in self._walk(k, 0, ""))
+        self._call: _Call | None = None
         self._current: Task | None = None
 
     def ready(self, task: Task) -> None:
         """Keep `task` for its call; a task that only moves tokens, or is dead, goes through at once."""
         if task.dead:  # for example behind a merge whose sides depend on different predicates
-            structure = self.program.structure
-            asks = -1 if structure is None else structure.predicate.get(task.op, -1)
+            asks = self.predicate.get(task.op, -1)
             self._dead |= {(task.iteration, op, _tag(task)) for op in (task.op, asks)}
         if task.dead or self._moves[self._kind_code[task.op]]:
             self._tokens.append(task)
@@ -140,11 +289,10 @@ class _Thread:
         """Go on when the current call is done; note the outcome that a switch received."""
         if task is self._current:
             self._current = None
-        structure = self.program.structure
-        if structure is not None and task.op in structure.predicate and not task.dead:
+        if task.op in self.predicate and not task.dead:
             side = task.frame.taken.get(task.op)  # unknown at issue if a host reads its output
             if side is not None:
-                self._says[task.iteration, structure.predicate[task.op], _tag(task)] = side
+                self._says[task.iteration, self.predicate[task.op], _tag(task)] = side
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return a task that moves tokens, else the op of the current call."""
@@ -154,46 +302,50 @@ class _Thread:
                 return task
         if self._current is not None or self._tokens:
             return None
-        while self._repetition < self._repetitions:
-            tag = self._tag_of(self.program.frame[self._pc])
-            match self.program.instructions[self._pc]:
-                case "call", op, _ if (self._repetition, op, tag) in self._dead:
-                    self._go_to(self._pc + 1)
-                case "call", op, _:
-                    waiting = self._waiting.get((self._repetition, op, tag))
-                    if waiting is None or waiting.group != issuer.group:
-                        return None
-                    self._current = self._waiting.pop((self._repetition, op, tag))
-                    self._go_to(self._pc + 1)
-                    return self._current
-                case "if", predicate, offset:
-                    asked = self._repetition, predicate, tag
-                    says = self._says.get(asked)
-                    if says is None and asked not in self._dead:
-                        return None
-                    self._go_to(self._pc + (1 if says else offset))
-                case "goto", _, offset:
-                    self._go_to(self._pc + offset)
-                case _:
-                    self._repetition += 1
-                    self._pc = 0
-        return None
+        while self._call is None or self._call in self._dead:
+            self._call = next(self._calls, None)
+            if self._call is None:  # all is over, or a predicate is not known yet
+                return None
+        waiting = self._waiting.get(self._call)
+        if waiting is None or waiting.group != issuer.group:
+            return None
+        self._current = self._waiting.pop(self._call)
+        self._call = None
+        return self._current
 
-    def _go_to(self, pc: int) -> None:
-        """Move to `pc`; reaching a loop's head from above enters the loop, from below begins an iteration."""
-        frame = self.program.head.get(pc)
-        if frame is not None:
-            self._path[frame] = 0 if pc > self._pc else self._path[frame] + 1
-        self._pc = pc
+    def _walk(self, repetition: int, frame: int, outside: str) -> Iterator[_Call | None]:
+        """Yield the calls of a frame in order; None while a predicate is not known yet."""
+        program = self.program
+        for iteration in count():
+            name = f"{program.structure.name[frame]}:{iteration}"
+            tag = f"{outside}/{name}" if outside else name * (frame > 0)
+            for item in program.items[frame]:
+                while (runs := self._holds(program.guards.get(item, ()), repetition, tag)) is None:
+                    yield None
+                if not runs or (iteration and item in program.once):
+                    continue
+                if item < 0:
+                    yield from self._walk(repetition, -1 - item, tag)
+                else:
+                    yield repetition, item, tag
+            if frame not in program.condition:
+                return
+            condition = repetition, program.condition[frame], tag
+            while condition not in self._says and condition not in self._dead:
+                yield None
+            if not self._says.get(condition):
+                return
 
-    def _tag_of(self, frame: int) -> str:
-        """Return, as text, the tag with which an instruction of `frame` runs now."""
-        structure = self.program.structure
-        parts: list[str] = []
-        while structure is not None and frame > 0:
-            parts.append(f"{structure.name[frame]}:{self._path[frame]}")
-            frame = structure.parent[frame]
-        return "/".join(reversed(parts))
+    def _holds(self, guard: Iterable[tuple[int, int]], repetition: int, tag: str) -> bool | None:
+        """Return whether a guard holds, as far as its predicates run at all; None: it is not known yet."""
+        known: bool | None = True
+        for predicate, side in guard:
+            asked = repetition, predicate, tag
+            if self._says.get(asked, side) != side:
+                return False
+            if asked not in self._says and asked not in self._dead:
+                known = None
+        return known
 
 
 def _tag(task: Task) -> str:
