@@ -8,18 +8,20 @@
     2. transposes sink through format-agnostic ops           x ─►T─► conv ─► relu ─►T'─►T─► conv ─►T'─► y
     3. T' followed by T cancels                              x ─►T─► conv ─► relu ─► conv ─►T'─► y
 
+All in one walk: a tensor is known to be a transpose of another one, and is made where it is read as it was.
+
 As in tensorflow/core/grappler/optimizers/generic_layout_optimizer.cc. An op's attribute ``data_format``
 (``"NHWC"`` or ``"NCHW"``) is its format; a transpose reads and writes its tensor once.
 """
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import Final
 
 from policies.option_checks import one_of
-from policies.rewrite.records import Edge, OpEntry, Records, read, write
+from policies.rewrite.records import Edge, OpEntry, read, write
 from sim import Graph
+from sim.base.arrays import group_pairs
 
 FORMATS: Final = ("NHWC", "NCHW")
 AGNOSTIC: Final = ("relu", "add", "mul", "sigmoid", "tanh", "identity", "batch_norm", "dropout", "gelu")
@@ -45,163 +47,120 @@ class Layout:
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph in the preferred format."""
-        records = read(graph)
-        other = FORMATS[1 - FORMATS.index(self.format)]
-        differing = [op for op in records.ops.values() if op.attributes.get("data_format") == other]
-        if differing:
-            self._surround(differing, other, records)
-        _Transposes(records).settle()
-        return write(records)
+        return _Walk(graph, self.format).graph()
 
-    def _surround(self, differing: list[OpEntry], current: str, records: Records) -> None:
-        """Put a transpose before the first input and after the first output of ops in the other format."""
-        nbytes = [records.nbytes(record.inputs[0][0]) for record in differing]
-        moved = {record.name: records.free(f"{record.name}/to_{current}") for record in differing}
-        for reader in records.ops.values():  # control edges still follow the op itself
-            reader.inputs = [(moved.get(tensor, tensor), d) for tensor, d in reader.inputs]
-        for record, size in zip(differing, nbytes, strict=True):
+
+_Way = tuple[str, str]
+"""A transpose's source and target formats."""
+
+
+class _Walk:
+    """Hands transposes down from op to op, and adds one where a tensor itself is read."""
+
+    def __init__(self, graph: Graph, format: str) -> None:
+        self.records, self.format = read(graph), format
+        ops = self.records.ops
+        self.order = [ops[graph.op_names[op]] for op in graph.topological_order.tolist()]
+        self.readers = group_pairs(
+            (tensor, (op, k, d)) for op in ops.values() for k, (tensor, d) in enumerate(op.inputs)
+        )
+        back = format, FORMATS[1 - FORMATS.index(format)]
+        converted = [op.name for op in ops.values() if op.attributes.get("data_format") == back[1]]
+        self.given = {op.name: way for op in self.order if (way := self._way_of(op)) is not None}
+        """The graph's own transposes that may sink or cancel."""
+        self.undoes = {name: way[::-1] for name, way in self.given.items()} | dict.fromkeys(converted, back)
+        """Op → the transpose that its first input need not be: of those ops and of converted ones."""
+        self.moved: dict[str, tuple[str, _Way | None]] = {}
+        """Tensor → the tensor that stands for it, and the transpose of that which it is, if it is one."""
+        self.made = {name: name for name in self.given}
+        """Tensor → the transpose that makes it."""
+
+    def graph(self) -> Graph:
+        """Return the graph after the walk."""
+        for record in self.order:
+            self._visit(record)
+        for name in self.undoes:
+            if name not in self.readers:  # a result of the graph
+                self._itself(name)
+        for record in [*self.records.ops.values()]:  # what is read of an earlier iteration may come later
+            record.inputs = [(self._itself(tensor) if d else tensor, d) for tensor, d in record.inputs]
+        self._drop_unread()
+        return write(self.records)
+
+    def _way_of(self, record: OpEntry) -> _Way | None:
+        """Return the formats of a transpose that others read, and that waits for nothing else."""
+        is_one = record.kind == "transpose" and {"from", "to"} <= record.attributes.keys()
+        if not is_one or record.after or record.inputs[0][1] or record.name not in self.readers:
+            return None
+        return record.attributes["from"], record.attributes["to"]
+
+    def _visit(self, record: OpEntry) -> None:
+        """Let an op read what it needs, once its producers have been visited."""
+        name, old = record.name, record.inputs
+        stands = [(t, None) if d else self.moved.get(t, (t, None)) for t, d in old]
+        source, before = stands[0] if stands else ("", None)
+        undone = self.undoes.get(name)
+        if name in self.given and before == undone:
+            self.moved[name] = source, None
+        elif undone is not None and name not in self.given:
             record.attributes["data_format"] = self.format
-            before = records.free(f"{record.name}/to_{self.format}")
-            _transpose(before, record.inputs[0], (current, self.format), size, record, records)
-            record.inputs[0] = (before, 0)
-            size = record.outputs[0]
-            _transpose(moved[record.name], (record.name, 0), (self.format, current), size, record, records)
+            if before != undone:
+                source = self._transpose(f"{name}/to_{self.format}", self._read(old[0]), undone[::-1], record)
+            record.inputs = [(source, 0), *map(self._read, old[1:])]
+            self.moved[name] = name, undone
+        elif before is not None and {way for _, way in stands} == {before} and self._sinks(before, record):
+            record.inputs = [(source, 0) for source, _ in stands]
+            self.moved[name] = name, before
+        else:
+            record.inputs = [*map(self._read, old)]
+            if undone is not None:
+                self.moved[name] = record.inputs[0][0], undone[::-1]
 
+    def _sinks(self, way: _Way, record: OpEntry) -> bool:
+        """Return whether an op computes the same in any format, and alone reads transposes that stay."""
+        if record.kind not in AGNOSTIC or len(record.outputs) != 1 or record.name not in self.readers:
+            return False
+        rows = [self.readers[tensor] for tensor in record.reads]
+        return all(
+            sum(bool(d or k) or self.undoes.get(op.name) != way for op, k, d in row) == 1 for row in rows
+        )
 
-def _transpose(
-    name: str, edge: Edge, way: tuple[str, str], nbytes: int, like: OpEntry, records: Records
-) -> None:
-    """Add a transpose of an edge's tensor from one format to another, on the device of `like`."""
-    new = OpEntry(name, "transpose", [edge], [], (nbytes,), device=like.device, dtype=like.dtype)
-    new.bytes_read = new.bytes_written = nbytes
-    new.attributes = dict(zip(("from", "to"), way, strict=True))
-    records.ops[name] = new
+    def _read(self, edge: Edge) -> Edge:
+        return edge if edge[1] else (self._itself(edge[0]), 0)
 
+    def _itself(self, tensor: str) -> str:
+        """Return the op or tensor to read for a tensor as the graph has it."""
+        source, way = self.moved.get(tensor, (tensor, None))
+        if way is None:
+            return source
+        if tensor not in self.made:
+            name, like = f"{tensor}/to_{way[1]}", self.records.maker(tensor)
+            self.made[tensor] = self._transpose(name, (source, 0), way, like)
+        return self.made[tensor]
 
-def _way(record: OpEntry | None) -> tuple[str, str] | None:
-    """Return a transpose's source and target formats; None: the op is not a transpose."""
-    if record is None or record.kind != "transpose" or not {"from", "to"} <= record.attributes.keys():
-        return None
-    return record.attributes["from"], record.attributes["to"]
+    def _transpose(self, name: str, edge: Edge, way: _Way, like: OpEntry) -> str:
+        """Add a transpose of an edge's tensor from one format to another, on the device of `like`."""
+        name, nbytes = self.records.free(name), self.records.nbytes(edge[0])
+        new = OpEntry(name, "transpose", [edge], [], (nbytes,), device=like.device, dtype=like.dtype)
+        new.bytes_read = new.bytes_written = nbytes
+        new.attributes = dict(zip(("from", "to"), way, strict=True))
+        self.records.ops[name] = new
+        return name
 
-
-class _Transposes:
-    """Sinks and cancels transposes until none can move: the first that can, sinking before cancelling.
-
-    Only ops that a change may have affected are looked at again.
-    """
-
-    def __init__(self, records: Records) -> None:
-        self.records, self.followers = records, records.followers()
-        self.readers: dict[str, dict[str, int]] = {}  # readers of each op, with counts
-        self.place: dict[str, int] = {}  # in op order; a reused name gets a new place
-        self.count = 0
-        self.to_sink: list[tuple[int, str]] = []
-        self.to_cancel: list[tuple[int, str]] = []
-        for name in records.ops:
-            self._add(name)
-        for record in records.ops.values():
-            self._note(record, 1)
-        for name in records.ops:
-            self._look_at(name)
-
-    def settle(self) -> None:
-        """Sink and cancel until nothing changes."""
-        while self.to_sink or self.to_cancel:
-            todo = self.to_sink or self.to_cancel
-            place, name = heappop(todo)
-            if self.place.get(name) == place:
-                (self._sink if todo is self.to_sink else self._cancel)(self.records.ops[name])
-
-    def _sink(self, record: OpEntry) -> None:
-        """Move transposes below a format-agnostic op if all its inputs are transposed alike."""
-        above = [self.records.producer(tensor) for tensor, distance in record.inputs if not distance]
-        ways = {_way(producer) for producer in above}
-        way = ways.pop() if len(ways) == 1 and len(above) == len(record.inputs) else None
-        transposes = [producer for producer in above if producer is not None]
-        if way is None or len(record.outputs) != 1 or not self.readers[record.name]:
-            return
-        if any(producer.after or not self._read_once(producer) for producer in transposes):
-            return
-        readers = [self.records.ops[name] for name in self.readers[record.name]]
-        self._read(record, [producer.inputs[0] for producer in transposes])
-        for producer in transposes:
-            self._drop(producer)
-        below = self.records.free(f"{record.name}/to_{way[1]}")
-        _transpose(below, (record.name, 0), way, record.outputs[0], record, self.records)
-        self._add(below)
-        self.followers[below] = []
-        self._hand_over(readers, record.name, below)
-        self._note(self.records.ops[below], 1)
-        for name in (record.name, below):
-            self._look_at(name)
-
-    def _cancel(self, record: OpEntry) -> None:
-        """Remove a pair of transposes that undo one another; readers of the second read the first's input."""
-        way, (tensor, distance) = _way(record), record.inputs[0]
-        above = self.records.producer(tensor)
-        first = _way(above)
-        if above is None or way is None or first is None or first[0] != way[1]:
-            return
-        (source, before), readers = above.inputs[0], [*self.readers[record.name]]
-        if distance or before or record.after or above.after or not readers:
-            return
-        self._hand_over([self.records.ops[name] for name in readers], record.name, source)
-        self._drop(record)
-        if not self.readers[above.name]:
-            self._drop(above)
-        for left in (self.records.ops.get(above.name), self.records.producer(source)):
-            if left is not None and self._read_once(left):  # which lets it sink
-                self._look_at(next(iter(self.readers[left.name])))
-
-    def _hand_over(self, readers: list[OpEntry], old: str, new: str) -> None:
-        """Make ops read one tensor in place of another, and queue them to be looked at again."""
-        for reader in readers:
-            self._read(reader, [(new if tensor == old else tensor, d) for tensor, d in reader.inputs])
-            self._look_at(reader.name)
-
-    def _look_at(self, name: str) -> None:
-        """Queue an op to be looked at."""
-        record = self.records.ops[name]
-        if record.kind in AGNOSTIC:
-            heappush(self.to_sink, (self.place[name], name))
-        elif _way(record) is not None:
-            heappush(self.to_cancel, (self.place[name], name))
-
-    # -- readers ---------------------------------------------------------------------------------
-
-    def _add(self, name: str) -> None:
-        self.readers[name] = {}
-        self.place[name] = self.count
-        self.count += 1
-
-    def _read_once(self, record: OpEntry) -> bool:
-        return sum(self.readers[record.name].values()) == 1
-
-    def _read(self, record: OpEntry, inputs: list[Edge]) -> None:
-        """Replace the inputs of an op."""
-        self._note(record, -1)
-        record.inputs = inputs
-        self._note(record, 1)
-
-    def _note(self, record: OpEntry, times: int) -> None:
-        for producer in self.records.makers(record.inputs):
-            row = self.readers[producer.name]
-            row[record.name] = row.get(record.name, 0) + times
-            if not row[record.name]:
-                del row[record.name]
-
-    def _drop(self, transpose: OpEntry) -> None:
-        """Remove a transpose; its followers follow the producer of its input instead."""
-        self._note(transpose, -1)
-        tensor, distance = transpose.inputs[0]
-        producer = self.records.producer(tensor)
-        if producer is not None:
-            for follower in self.followers[transpose.name]:
-                edges = [
-                    (producer.name, d + distance) for name, d in follower.after if name == transpose.name
-                ]
-                follower.after = list(dict.fromkeys([*follower.after, *edges]))
-                self.followers[producer.name].append(follower)
-        self.records.remove([transpose.name], self.followers)
-        del self.readers[transpose.name], self.place[transpose.name]
+    def _drop_unread(self) -> None:
+        """Remove the graph's transposes that nobody reads now; what follows one follows what that reads."""
+        ops = self.records.ops
+        read_ = {tensor for op in ops.values() if op.name not in self.given for tensor in op.reads}
+        for name in reversed(self.given):
+            if name in read_:
+                read_.update(ops[name].reads)
+        unread = [name for name in self.given if name not in read_]
+        follows: dict[str, str | None] = {}
+        for name in unread:
+            producer = self.records.producer(ops[name].reads[0])
+            follows[name] = None if producer is None else follows.get(producer.name, producer.name)
+        for record in ops.values():
+            after = dict.fromkeys((follows.get(name, name), d) for name, d in record.after)
+            record.after = [(name, d) for name, d in after if name is not None]
+        for name in unread:
+            del ops[name]
