@@ -10,7 +10,8 @@
     routing: one-hot                             both              4  0  0  0
     routing: {tokens: [5, 1, 1, 1]}              rank 0            3  0  1  0      by expert, or rank by rank
     routing: {random: 7}, {zipf: 1, seed: 7}     drawn token by token
-    routing: {trace: routed.csv}                 as recorded
+    routing: {trace: routed.csv}                 as recorded: a table (.csv, .csv.gz) with a token per row in
+                                                 columns expert0, expert1, ..., and maybe rank
 
 Shares become whole numbers by largest remainder (ties to the first expert), over all ranks at once; each
 expert's tokens are then divided over their source ranks, as evenly as whole numbers allow. No expert gets a
@@ -24,8 +25,6 @@ each rank to its own tokens as in Megatron-LM, megatron/core/transformer/moe/moe
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -39,78 +38,8 @@ import numpy as np
 
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError, error_path, hint
-from sim.base.files import read_bytes
+from sim.base.files import read_table
 from sim.base.plugins import NOWHERE, Origin
-
-# ----------------------------------------------------------------------------------------------------------
-# Recorded routing: a file with the experts of every token.
-#
-#     rank,expert0,expert1         one token per row; `rank` is optional         .csv, .csv.gz
-#     0,3,17
-
-_Trace = tuple[IntArray, IntArray | None]
-"""The experts of each token, (tokens, top_k), and its rank; None: not given."""
-
-
-def read_trace(path: Path, n_experts: int, top_k: int) -> _Trace:
-    """Return the contents of a file: the experts of each token, and its rank if given.
-
-    Parameters
-    ----------
-    path : path
-    n_experts, top_k : int
-        Number of experts, and number of experts per token.
-
-    Raises
-    ------
-    InputError
-        If the file or its columns are missing, or a token goes nowhere or to one expert twice.
-    """
-    experts, ranks = _columns(path)
-    if experts.shape[1:] != (top_k,) or not len(experts):
-        shape = " x ".join(map(str, experts.shape))
-        raise InputError(f"{path}: must have {top_k} expert(s) a token, as top_k says; found {shape}")
-    known = f"; there are 0 to {n_experts - 1}"
-    for what, column, bad, more in (
-        ("expert", experts, (experts < 0) | (experts >= n_experts), known),
-        *([("rank", ranks, ranks < 0, "")] if ranks is not None else []),
-    ):
-        if bad.any():
-            row = int(np.argwhere(bad)[0][0])
-            raise InputError(f"{path}: token {row} has {what} {int(column[bad][0])}{more}")
-    twice = (np.diff(np.sort(experts, axis=1), axis=1) == 0).any(axis=1)
-    if twice.any():
-        raise InputError(f"{path}: token {int(twice.argmax())} goes to one expert twice")
-    return experts, ranks
-
-
-def _columns(path: Path) -> _Trace:
-    content = read_bytes(path)
-    try:
-        rows = list(csv.reader(io.StringIO(content.decode("utf-8-sig"))))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: is no table ({error})") from None
-    header = [name.strip() for name in rows[0]] if rows else []
-    chosen = [k for k, name in enumerate(header) if name.startswith("expert")]
-    if not chosen or set(header) - {"rank"} - {header[k] for k in chosen}:
-        message = "its first line must name the columns expert0, expert1, ..., and may name rank"
-        raise InputError(f"{path}: {message}")
-    cells = []
-    for number, row in enumerate(rows[1:], start=2):
-        try:
-            cells.append([int(cell) for cell in row])
-        except ValueError as error:
-            raise InputError(f"{path}:{number}: {error}") from None
-        if len(row) != len(header):
-            raise InputError(f"{path}:{number}: {len(row)} values under {len(header)} columns")
-    try:
-        table = np.array(cells, np.int64).reshape(-1, len(header))
-    except OverflowError:
-        raise InputError(f"{path}: has numbers that are no experts") from None
-    return table[:, chosen], table[:, header.index("rank")] if "rank" in header else None
-
-
-# ----------------------------------------------------------------------------------------------------------
 
 _FORMS: Final = ("balanced", "one-hot", "zipf", "random", "tokens", "trace")
 _MOST_EXPONENT: Final = 100
@@ -247,8 +176,7 @@ class _Form:
             if not isinstance(value, str):
                 raise _wrong(f"trace must be a file; found {value!r}")
             with error_path("routing"):
-                experts, ranks = read_trace(self.origin.file(value), self.experts, self.top_k)
-            return self._count(experts, ranks)
+                return self._recorded(self.origin.file(value))
         if self.tokens is None:
             raise InputError("how many tokens has a rank? Only a table or a trace says it", path=("tokens",))
         n = self.tokens * self.ranks
@@ -364,17 +292,36 @@ class _Form:
             raise _wrong(f"{message} have made equally")
         return self._fitting(self._dealt(np.array(cells, np.int64)))
 
-    def _count(self, experts: IntArray, ranks: IntArray | None) -> IntArray:
+    def _recorded(self, path: Path) -> IntArray:
         """Return the tokens of a trace; without ranks in it, each rank has an equal contiguous part."""
-        n = len(experts)
-        if ranks is None and n % self.ranks:
-            message = f"a trace of {n:,} tokens cannot be shared by {self.ranks} ranks"
-            raise _wrong(f"{message}; give it a column rank")
-        rank = np.arange(n) // (n // self.ranks) if ranks is None else ranks
-        if int(rank.max()) >= self.ranks:
-            raise _wrong(f"the trace has a token of rank {int(rank.max())}, and there are {self.ranks} ranks")
+        header, rows = read_table(path)
+        chosen = [name for name in header if name.startswith("expert")]
+        if not chosen or {*header} - {"rank", *chosen}:
+            message = "its first line must name the columns expert0, expert1, ..., and may name rank"
+            raise InputError(f"{path}: {message}")
+        n = len(rows)
+        if len(chosen) != self.top_k or not n:
+            message = f"must have {self.top_k} expert(s) a token, as top_k says"
+            raise InputError(f"{path}: {message}; found {n} tokens with {len(chosen)}")
+        if "rank" not in header and n % self.ranks:
+            message = f"{path}: {n:,} tokens cannot be shared by {self.ranks} ranks"
+            raise InputError(f"{message}; give it a column rank")
         sent = np.zeros((self.ranks, self.experts), np.int64)
-        np.add.at(sent, (rank[:, None], experts), 1)
+        for k, (place, row) in enumerate(rows):
+            try:
+                given = {name: int(cell) for name, cell in row.items()}
+            except ValueError as error:
+                raise InputError(f"{place}: {error}") from None
+            rank, own = given.get("rank", k * self.ranks // n), [given[name] for name in chosen]
+            for what, number, size in (
+                ("rank", rank, self.ranks),
+                *(("expert", x, self.experts) for x in own),
+            ):
+                if not 0 <= number < size:
+                    raise InputError(f"{place}: the token has {what} {number}; there are 0 to {size - 1}")
+            if len({*own}) < len(own):
+                raise InputError(f"{place}: the token goes to one expert twice")
+            sent[rank, own] += 1
         return self._fitting(sent)
 
     def _fitting(self, sent: IntArray) -> IntArray:
