@@ -176,7 +176,7 @@ class _Form:
             if not isinstance(value, str):
                 raise _wrong(f"trace must be a file; found {value!r}")
             with error_path("routing"):
-                return self._recorded(self.origin.file(value))
+                return self._of_trace(self.origin.file(value))
         if self.tokens is None:
             raise InputError("how many tokens has a rank? Only a table or a trace says it", path=("tokens",))
         n = self.tokens * self.ranks
@@ -292,7 +292,7 @@ class _Form:
             raise _wrong(f"{message} have made equally")
         return self._fitting(self._dealt(np.array(cells, np.int64)))
 
-    def _recorded(self, path: Path) -> IntArray:
+    def _of_trace(self, path: Path) -> IntArray:
         """Return the tokens of a trace; without ranks in it, each rank has an equal contiguous part."""
         header, rows = read_table(path)
         chosen = [name for name in header if name.startswith("expert")]

@@ -369,7 +369,7 @@ expect: {imbalance: 1.5, makespan: {at_least: 6us}}
     (tmp_path / "routed.csv").write_text("expert\n0\n1\n0\n2\n", encoding="utf-8")
     shown = sim("run", str(tmp_path / "s.yaml"))
     assert "s.yaml:9" in shown.output
-    assert "token 3 has expert 2; there are 0 to 1" in shown.output
+    assert "routed.csv:5: the token has expert 2; there are 0 to 1" in shown.output
 
 
 def test_sums_of_several_experts_are_made_where_each_is() -> None:

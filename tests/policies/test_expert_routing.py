@@ -123,7 +123,7 @@ def test_a_trace_in_equal_parts_and_by_rank(tmp_path: Path) -> None:
         ("expert\n1\n-1\n", "routed.csv:3: the token has expert -1"),
         ("expert\none\n2\n", "routed.csv:2: invalid literal"),
         ("expert\n1,2\n2\n", "routed.csv:2: 2 values under 1 columns"),
-        ("expert\n1\n99999999999999999999999\n", "routed.csv:3: the token has expert 9+; there are 0 to 3"),
+        ("expert\n1\n99999999999999999999999\n", r"routed.csv:3: the token has expert 9+; there are 0 to 3"),
         ("expert,rank\n1,0\n1,2\n", "routed.csv:3: the token has rank 2; there are 0 to 1"),
         ("expert,rank\n1,0\n1,0\n1,1\n", "rank 1 sends 1, and each has 2 tokens"),
         ("expert0,expert1\n1,0\n1,1\n", "must have 1 expert"),
@@ -135,7 +135,7 @@ def test_damaged_traces(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_a_token_goes_nowhere_twice(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="routed.csv:3: the token goes to one expert twice"):
+    with pytest.raises(InputError, match=r"routed.csv:3: the token goes to one expert twice"):
         trace(tmp_path, "expert0,expert1\n1,0\n1,1\n", top_k=2)
 
 
