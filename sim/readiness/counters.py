@@ -8,8 +8,7 @@ that have not ended, is the event wait at the head of the consumer's stream.
 A task's id is ``iteration * n_nodes + node``, so an edge of distance d is the offset
 ``d * n_nodes + consumer`` in every iteration. Edges that lead past the last iteration never count.
 
-If some ops start with the first of their inputs (`sim.readiness.eligibility`), edges into them count down by
-other steps; graphs without such ops do not pay for this.
+Of the inputs of an op that starts with the first of them (`sim.readiness.eligibility`), only that one counts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Set
 from itertools import repeat
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -63,17 +62,6 @@ class Readiness(Protocol):
         """Return the name of the task with that id, for messages."""
 
 
-class _Edges(NamedTuple):
-    """Edges out of each node: offsets of the consumers' ids, and by how much each counts its consumer down.
-
-    An edge takes 1 from a strict consumer; `steps` is None if all are strict. From a non-strict one, a
-    control edge takes 2, and a data edge (step 0) clears the lowest bit.
-    """
-
-    offsets: list[list[int]]
-    steps: list[list[int]] | None
-
-
 class CounterReadiness:
     """Readiness of a static graph (see the module docstring).
 
@@ -102,11 +90,18 @@ class CounterReadiness:
         self.n = flow.n_nodes
         self.total = self.n * job.iterations
         self.group_of: list[int] = [*job.group_of.tolist(), *([-1] * (flow.n_nodes - flow.n_ops))]
-        self.non_strict = np.zeros(self.n, dtype=bool)
-        self.non_strict[: flow.n_ops] = non_strict_ops(job.graph)
-        refuse_launched(job, self.non_strict[: flow.n_ops])
+        non_strict = np.append(non_strict_ops(job.graph), np.zeros(flow.n_nodes - flow.n_ops, bool))
+        refuse_launched(job, non_strict[: flow.n_ops])
         reaches = flow.distance < job.iterations
-        self.pending = self._counts(reaches)
+        self.one_of_many = non_strict[flow.consumer] & (flow.carries != UNSET)
+        self.pending = self._counts(reaches & ~self.one_of_many)
+        self.served: set[int] = set()  # ids of non-strict tasks that have one of their inputs
+        ops = np.flatnonzero(non_strict).tolist()
+        for iteration in range(job.iterations) if ops else ():
+            there = inputs_from_the_start(job.graph, flow, iteration)
+            self.served.update(iteration * self.n + op for op in ops if there[op])
+            for op in ops:
+                self.pending[iteration * self.n + op] += not there[op]
         early = edges_at_issue(synchronisation, job, flow)
         self.asynchronous = early is not None
         if early is None:
@@ -119,15 +114,12 @@ class CounterReadiness:
         self.hops_ns = self._hops(reaches & early, alone)
         self.floor_ns: dict[int, int] = {}
 
-    def _edges(self, which: BoolArray) -> _Edges:
+    def _edges(self, which: BoolArray) -> list[list[int]]:
+        """Return for each node the offsets of its consumers' ids; ``~offset`` if only one of many counts."""
         flow = self.flow
-        producer, consumer = flow.producer[which], flow.consumer[which]
-        offsets = Csr.group(producer, flow.distance[which] * self.n + consumer, self.n).lists()
-        to_non_strict = self.non_strict[consumer]
-        if not to_non_strict.any():
-            return _Edges(offsets, None)
-        step = np.where(to_non_strict, np.where(flow.carries[which] == UNSET, 2, 0), 1)
-        return _Edges(offsets, Csr.group(producer, step, self.n).lists())
+        offset = flow.distance * self.n + flow.consumer
+        offset = np.where(self.one_of_many, ~offset, offset)
+        return Csr.group(flow.producer[which], offset[which], self.n).lists()
 
     def _hops(self, which: BoolArray, alone: Collection[int]) -> list[list[int]] | None:
         """Return how long the event of each edge out of each node travels; None: all arrive at once.
@@ -151,15 +143,8 @@ class CounterReadiness:
     def _counts(self, edges: BoolArray) -> list[int]:
         """Return one count per task, plus dummies for edges past the last iteration to count down."""
         flow, iterations = self.flow, self.job.iterations
-        counts = flow.counts(edges, iterations)
-        first = self.non_strict & (np.bincount(flow.consumer[edges], minlength=self.n) > 0)
-        if first.any():
-            controls = flow.counts(edges & (flow.carries == UNSET), iterations)
-            for iteration, row in enumerate(counts):
-                there = inputs_from_the_start(self.job.graph, flow, iteration)
-                row[first] = 2 * controls[iteration, first] + ~there[first[: flow.n_ops]]
-        past = self.n * int(flow.distance[edges].max(initial=0))
-        return [*counts.ravel().tolist(), *([_NEVER] * past)]
+        past = self.n * min(iterations - 1, int(flow.distance.max(initial=0)))
+        return [*flow.counts(edges, iterations).ravel().tolist(), *([_NEVER] * past)]
 
     def _task(self, id: int) -> Task:
         iteration, node = divmod(id, self.n) if id >= self.n else (0, id)
@@ -179,29 +164,25 @@ class CounterReadiness:
             self._record(task)
         return self._count_down(self.at_end, task)
 
-    def _count_down(self, edges: _Edges, task: Task) -> list[Task]:
+    def _count_down(self, edges: list[list[int]], task: Task) -> list[Task]:
         """Return the consumers that waited only for `task`, in edge order."""
         pending, base, now_ready = self.pending, task.id - task.op, []
-        offsets = edges.offsets[task.op]
-        if edges.steps is None:
-            for offset in offsets:
-                pending[base + offset] = left = pending[base + offset] - 1
-                if not left:
-                    now_ready.append(self._task(base + offset))
-            return now_ready
-        for offset, step in zip(offsets, edges.steps[task.op], strict=True):
-            id = base + offset
-            before = pending[id]
-            pending[id] = left = before - step if step else before & ~1
-            if before and not left:
-                now_ready.append(self._task(id))
+        for offset in edges[task.op]:
+            if offset < 0:
+                offset = ~offset
+                if base + offset in self.served:
+                    continue
+                self.served.add(base + offset)
+            pending[base + offset] = left = pending[base + offset] - 1
+            if not left:
+                now_ready.append(self._task(base + offset))
         return now_ready
 
     def _record(self, task: Task) -> None:
         """Record the event of an ended task for the tasks issued behind it."""
         running, base = self.running, task.id - task.op
         hops_ns = repeat(0) if self.hops_ns is None else self.hops_ns[task.op]
-        for offset, hop_ns in zip(self.at_issue.offsets[task.op], hops_ns, strict=False):
+        for offset, hop_ns in zip(self.at_issue[task.op], hops_ns, strict=False):
             id = base + offset
             if hop_ns:
                 self.floor_ns[id] = task.end_ns + hop_ns
@@ -232,7 +213,7 @@ class CounterReadiness:
             if id not in over:
                 node = id % self.n
                 mine = edges.row(node)
-                if self.non_strict[node] and not self.pending[id] & 1:  # one of its inputs is there
+                if id in self.served:
                     mine = mine[flow.carries[mine] == UNSET]
                 sources = id - node + flow.producer[mine] - distance[mine] * self.n
                 yield id, [s for s in dict.fromkeys(sources.tolist()) if s >= 0 and s not in over]
