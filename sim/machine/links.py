@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
-
-import numpy as np
 
 from sim.base.errors import InfeasibleError, InputError
 from sim.base.options import need_whole
@@ -122,15 +121,12 @@ class Network(Protocol):
 # into the hash, because switches with identical hashes would use only part of the paths.
 #
 # Paths are searched for only when a route is requested: from both ends at once, so that in a cluster hardly
-# anything is examined but the switches between them. Once that has cost as much as counting the hops from all
-# devices to the destination, the hops are counted and kept. The links over which a device forwards depend on
-# the destination alone, and are kept too; among several, the hash of a flow chooses.
+# anything is examined but the switches between them. What was found from a destination is kept, and the next
+# search goes on from there, the farther the more the searches from sources have cost. Among several links to
+# forward over, the hash of a flow chooses.
 
-_MOST_KEPT: Final = 1 << 25
-"""Maximum number of entries in the tables that are kept."""
-
-_TABLE: Final = 32
-"""How many links a table examines in the time in which a search examines one."""
+_MOST_KEPT: Final = 1 << 22
+"""Maximum number of devices in all that was found from destinations and is kept."""
 
 
 @dataclass(frozen=True)
@@ -182,17 +178,16 @@ class Router:
     def __init__(self, names: Sequence[str], links: Sequence[Link], routing: Routing) -> None:
         self._names, self._links, self._routing = names, links, routing
         position = {name: i for i, name in enumerate(names)}
-        self._from = np.array([position[link.source] for link in links], np.int64)
-        self._to = np.array([position[link.destination] for link in links], np.int64)
         self._latency_ns = [link.latency_ns for link in links]
-        self._ends: tuple[list[int], list[int]] = self._from.tolist(), self._to.tolist()
+        self._ends = [position[link.source] for link in links], [position[link.destination] for link in links]
         # Links out of each device, links into it
         self._links_at: tuple[list[list[int]], ...] = ([[] for _ in names], [[] for _ in names])
         for links_at, ends in zip(self._links_at, self._ends, strict=True):
             for k, device in enumerate(ends):
                 links_at[device].append(k)
-        self._looked_at: dict[int, int] = {}  # destination → number of links examined on the way to it
-        self._tables: dict[int, list[int]] = {}
+        # destination → device near it → the links to forward over; and the links into the farthest
+        self._near: dict[int, tuple[dict[int, list[int]], list[int]]] = {}
+        self._spent = Counter[int]()  # destination → number of links examined from sources
         # destination → device → latency from there, and the links to take (several: a flow chooses)
         self._ways: dict[int, dict[int, tuple[int, list[int]]]] = {}
         self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}
@@ -258,55 +253,33 @@ class Router:
         """
         if source in known:
             return {}
-        if self._looked_at.get(destination, 0) * _TABLE < len(self._links):
-            return self._from_both_ends(source, destination)
-        hops = self._table(destination)
-        if hops[source] < 0:
-            raise InfeasibleError(self._no_route(source, destination))
-        found: dict[int, list[int]] = {}
-        level = [source]
-        for left in reversed(range(hops[source])):
-            for at in level:
-                found[at] = [k for k in self._links_at[0][at] if hops[self._ends[1][k]] == left]
-            level = list(dict.fromkeys(self._ends[1][k] for at in level for k in found[at]))
-            level = [at for at in level if at not in known]
-        return found
-
-    def _from_both_ends(self, source: int, destination: int) -> dict[int, list[int]]:
-        """Return the same as `_onward` by two searches that meet in the middle."""
-        over: list[dict[int, list[int]]] = [{source: []}, {destination: []}]
-        """For each search: device → the links over which it was reached in the fewest hops."""
-        rims = [[source], [destination]]
-        while not (middle := [at for at in rims[0] if at in over[1]]):
-            costs = [
-                sum([len(links_at[at]) for at in rim])
-                for links_at, rim in zip(self._links_at, rims, strict=True)
-            ]
-            if not all(costs):
+        out, into = self._links_at
+        if len(self._near) * len(self._names) > _MOST_KEPT:
+            self._near.clear()
+        near, rim = self._near.setdefault(destination, ({destination: []}, into[destination].copy()))
+        over, level = {source: list[int]()}, [source]  # device → links on the shortest paths from the source
+        while not (middle := [at for at in level if at in near]):
+            ahead = [k for at in level for k in out[at]]
+            if not ahead or not rim:
                 raise InfeasibleError(self._no_route(source, destination))
-            side = int(costs[1] < costs[0])
-            self._looked_at[destination] = self._looked_at.get(destination, 0) + costs[side]
-            reached: dict[int, list[int]] = {}
-            for at in rims[side]:
-                for k in self._links_at[side][at]:
-                    there = self._ends[1 - side][k]
-                    if there not in over[side]:
-                        reached.setdefault(there, []).append(k)
-            over[side] |= reached
-            rims[side] = list(reached)
+            if len(rim) < len(ahead) + self._spent[destination]:
+                rim[:] = [k for at in _step(rim, self._ends[0], near) for k in into[at]]
+            else:
+                level = _step(ahead, self._ends[1], over)
+                self._spent[destination] += len(ahead)
         before: list[dict[int, list[int]]] = []  # by hops, from the middle to the source
         level = middle
         while level != [source]:
             before.append({})
             for at in level:
-                for k in over[0][at]:
+                for k in over[at]:
                     before[-1].setdefault(self._ends[0][k], []).append(k)
             level = list(before[-1])
         found = {at: links for hop in reversed(before) for at, links in hop.items()}
         level = middle
-        while level != [destination]:
-            found.update((at, over[1][at]) for at in level)
-            level = list(dict.fromkeys(self._ends[1][k] for at in level for k in over[1][at]))
+        while level := [at for at in level if at not in known]:
+            found.update((at, near[at]) for at in level)
+            level = list(dict.fromkeys(self._ends[1][k] for at in level for k in near[at]))
         return found
 
     def _no_route(self, source: int, destination: int) -> str:
@@ -318,17 +291,12 @@ class Router:
             f"has {', '.join(known[:most])}{more}"
         )
 
-    def _table(self, destination: int) -> list[int]:
-        """Return the number of hops from every device to a destination; -1: no path."""
-        table = self._tables.get(destination)
-        if table is None:
-            if (len(self._tables) + 1) * len(self._names) > _MOST_KEPT:
-                self._tables.clear()
-                self._ways.clear()
-            hops = np.full(len(self._names), -1)
-            hops[destination] = n = 0
-            while len(into := np.flatnonzero((hops[self._to] == n) & (hops[self._from] < 0))):
-                n += 1
-                hops[self._from[into]] = n
-            table = self._tables[destination] = hops.tolist()
-        return table
+
+def _step(links: Sequence[int], end: Sequence[int], over: dict[int, list[int]]) -> list[int]:
+    """Note in a search over which links it comes to devices that it has not seen, and return these."""
+    reached: dict[int, list[int]] = {}
+    for k in links:
+        if end[k] not in over:
+            reached.setdefault(end[k], []).append(k)
+    over |= reached
+    return list(reached)
