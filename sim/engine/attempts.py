@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from sim.base.arrays import LATEST_NS, MOST_TASKS, IntArray
+from sim.base.arrays import LATEST_NS, MOST_TASKS
 from sim.base.errors import InputError, RunError
 from sim.base.units import format_duration
 from sim.engine.engine import Engine
@@ -100,8 +100,9 @@ def run_attempts(
         engine = Engine(part, policy, flow=flow, memory=memory, observers=observers, conditions=conditions)
         trace = engine.run()
         begun = int(trace.tasks["iteration"].max(initial=0)) + 1
-        done = _steps_done(trace, begun)
         trace = replace(trace, job=_steps(part, 0, begun))
+        complete = np.bincount(trace.tasks["iteration"][trace.status == 0], minlength=begun) == len(job.graph)
+        done = begun if trace.detection is None or complete.all() else int(complete.argmin())
         saved = step + done
         if trace.detection is not None:
             saved = 0 if faults.every_steps is None else saved - saved % faults.every_steps
@@ -128,15 +129,6 @@ def run_attempts(
 def _steps(job: Job, first: int, end: int) -> Job:
     noisy_ns = None if job.noisy_ns is None else job.noisy_ns[first:end]
     return replace(job, iterations=end - first, noisy_ns=noisy_ns)
-
-
-def _steps_done(trace: Trace, begun: int) -> int:
-    """Return how many steps are complete, counting only those before the first incomplete one."""
-    if trace.detection is None:
-        return begun
-    n = len(trace.job.graph)
-    done = np.bincount(trace.tasks["iteration"][trace.status == 0], minlength=begun) == n
-    return begun if done.all() else int(done.argmin())
 
 
 def _restart_ns(job: Job, faults: Faults, end_ns: int, step: int) -> int | None:
@@ -167,40 +159,32 @@ def _join_attempts(job: Job, attempts: list[Attempt]) -> Trace:
     if job.noisy_ns is not None:
         noisy_ns = np.concatenate([each.trace.job.noisy_ns for each in attempts])
     whole = replace(job, iterations=runs, noisy_ns=noisy_ns)
-    n = first.flow.n_nodes
     tasks, transfers = (
         {
-            name: np.concatenate(
-                [_shift_column(name, getattr(each.trace, of)[name], each, n) for each in attempts]
-            )
+            name: np.concatenate([getattr(each.trace, of)[name] + _shift(name, each) for each in attempts])
             for name in getattr(first, of)
         }
         for of in ("tasks", "transfers")
     )
+    messages = [each.trace.messages + [_shift(name, each) for name in Message._fields] for each in attempts]
     return Trace(
         whole,
         first.flow,
         first.policy,
         tasks,
         transfers,
-        met=np.concatenate([each.trace.met + each.run * n for each in attempts]),
+        met=np.concatenate([each.trace.met + _shift("id", each) for each in attempts]),
         synchronisation=first.synchronisation,
-        messages=np.concatenate([_messages(each) for each in attempts]),
+        messages=np.concatenate(messages),
         in_turn=first.in_turn,
         attempts=tuple(attempts),
     )
 
 
-def _messages(attempt: Attempt) -> IntArray:
-    """Return the messages of an attempt, with times relative to the start of the run."""
-    messages = attempt.trace.messages.copy()
-    messages[:, [k for k, name in enumerate(Message._fields) if name.endswith("_ns")]] += attempt.begin_ns
-    return messages
-
-
-def _shift_column(name: str, column: IntArray, attempt: Attempt, n: int) -> IntArray:
+def _shift(name: str, attempt: Attempt) -> int:
+    """Return by how much the numbers of a column grow, counted from the start of the run."""
     if name == "id":
-        return column + attempt.run * n
+        return attempt.run * attempt.trace.flow.n_nodes
     if name == "iteration":
-        return column + attempt.run
-    return column + attempt.begin_ns if name.endswith("_ns") else column
+        return attempt.run
+    return attempt.begin_ns if name.endswith("_ns") else 0

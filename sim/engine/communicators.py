@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
+
 from sim.base.arrays import UNSET
 from sim.base.errors import GraphError, StuckError, list_names
 from sim.engine.breakdowns import Breakdowns
@@ -24,16 +26,6 @@ from sim.job.job import Job
 from sim.machine.communicators import CarriedCollectives, CollectiveCarrier
 from sim.machine.links import Network
 from sim.machine.task import Task
-
-
-class _Meeting:
-    """Ops that meet: `first` was issued before all others; those in `there` have started."""
-
-    __slots__ = ("first", "there")
-
-    def __init__(self, first: Task) -> None:
-        self.first = first
-        self.there: list[Task] = []
 
 
 class Communicators:
@@ -75,7 +67,8 @@ class Communicators:
         self._issued = [0] * len(collectives.party_of_seat)  # number issued from each seat
         self._in_line: list[deque[Task]] = [deque() for _ in range(1 + max(self._line))]
         self._refused: set[int] = set()  # ids of tasks that are not first in line
-        self._meetings: dict[tuple[int, int], _Meeting] = {}
+        # Of each meeting: the op that was issued before all others, and those that have started.
+        self._meetings: dict[tuple[int, int], tuple[Task, list[Task]]] = {}
         self._meeting_of: dict[int, tuple[int, int]] = {}
 
     def on_issue(self, task: Task) -> None:
@@ -94,7 +87,7 @@ class Communicators:
         key = self._party[entry], self._issued[seat]
         self._issued[seat] += 1
         self._meeting_of[task.id] = key
-        first = self._meetings.setdefault(key, _Meeting(task)).first
+        first, _ = self._meetings.setdefault(key, (task, []))
         if self._signature[self._entry[first.op]] != self._signature[entry]:
             raise self._mismatch(first, task, key[1])
 
@@ -122,29 +115,26 @@ class Communicators:
 
     def on_start(self, task: Task) -> None:
         """Let a started task wait for the others; the last one begins the transfer."""
-        meeting = self._meetings[self._meeting_of[task.id]]
-        meeting.there.append(task)
-        if len(meeting.there) == len(self._c.members[self._party[self._entry[task.op]]]):
-            entries = [self._entry[one.op] for one in meeting.there]
+        _, there = self._meetings[self._meeting_of[task.id]]
+        there.append(task)
+        if len(there) == len(self._c.members[self._party[self._entry[task.op]]]):
+            entries = [self._entry[one.op] for one in there]
             if self._carrier is not None and all(self._carried[entry] for entry in entries):
                 call = call_of(self._job.graph, self._c, entries[0])
-                self._carrier.begin(call, lambda: self._over(meeting))
+                self._carrier.begin(call, lambda: self._over(there))
                 return
-            ns = max(int(self._duration_ns(one)) for one in meeting.there)
-            self._context.call_at(self._context.now_ns + ns, self._over, meeting)
+            ops, iterations = np.array([(one.op, one.iteration) for one in there]).T
+            ns = int(self._job.task_ns(ops, iterations).max())
+            self._context.call_at(self._context.now_ns + ns, self._over, there)
 
-    def _duration_ns(self, task: Task) -> int:
-        noisy_ns = self._job.noisy_ns
-        return int(self._job.duration_ns[task.op] if noisy_ns is None else noisy_ns[task.iteration, task.op])
-
-    def _over(self, meeting: _Meeting) -> None:
-        if self._breakdowns is not None and self._breakdowns.is_any_lost(self._ranks(meeting)):
+    def _over(self, there: list[Task]) -> None:
+        if self._breakdowns is not None and self._breakdowns.is_any_lost(self._ranks(there)):
             return  # a rank is gone, and the others wait for it
-        for task in meeting.there:
+        for task in there:
             self._context.finish(task)
 
-    def _ranks(self, meeting: _Meeting) -> list[int]:
-        return [int(self._job.device_of[task.op]) for task in meeting.there]
+    def _ranks(self, there: list[Task]) -> list[int]:
+        return [int(self._job.device_of[task.op]) for task in there]
 
     def leave(self, task: Task) -> list[Task]:
         """Remove an ended task from its line; return the tasks that it was holding up."""
@@ -165,10 +155,10 @@ class Communicators:
     def lacks(self) -> dict[int, str]:
         """Return, for each task id that waits for other ranks or in line, what it waits for."""
         found, devices = {}, self._job.machine.devices
-        for (party, _), meeting in self._meetings.items():
-            there = set(self._ranks(meeting))
-            for task in meeting.there:
-                absent = [devices[d].name for d in self._c.members[party] if d not in there]
+        for (party, _), (_, there) in self._meetings.items():
+            ranks = self._ranks(there)
+            for task in there:
+                absent = [devices[d].name for d in self._c.members[party] if d not in ranks]
                 if absent:
                     found[task.id] = f"{list_names(absent, 3)} on communicator {self._name(task)!r}"
         for line in self._in_line:

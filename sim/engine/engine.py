@@ -439,22 +439,17 @@ class Engine(RunState):
         """Let `issuer` take `task` from the policy."""
         refuse_wrong(self.policy, self.job, self.flow.n_nodes, issuer, task)
         task.issuer = issuer
-        if self._passed_by(task):
-            self._pass_by(task)
-        else:
+        if not self._passed_by(task):
             self._claim(task)
+            return
+        if task.issue_ns < 0:
+            task.issue_ns = self.now_ns
+        self._begin(task, issuer.stream)
+        self._later(0, self.ended.append, task)
 
     def _passed_by(self, task: Task) -> bool:
         """Whether `task` is dead and executes nothing, as do all dead tasks except Sends and Recvs."""
         return task.dead and task.op not in self.transmits
-
-    def _pass_by(self, task: Task) -> None:
-        """End a dead task that executes nothing."""
-        assert task.issuer is not None
-        if task.issue_ns < 0:
-            task.issue_ns = self.now_ns
-        self._begin(task, task.issuer.stream)
-        self._later(0, self.ended.append, task)
 
     def _claim(self, task: Task) -> None:
         """Take memory for `task`, if it is taken at issue, and pay for both."""

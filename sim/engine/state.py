@@ -6,6 +6,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from itertools import count
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -105,13 +106,11 @@ class LaunchQueue:
     __slots__ = ("_left", "_parked")
 
     def __init__(self, depth: int | None) -> None:
-        self._left = depth
+        self._left = inf if depth is None else depth
         self._parked: deque[Task] = deque()
 
     def enter(self, task: Task) -> bool:
         """Take a place for `task`, or park it; return whether it has a place."""
-        if self._left is None:
-            return True
         if not self._left:
             self._parked.append(task)
             return False
@@ -120,8 +119,6 @@ class LaunchQueue:
 
     def leave(self) -> Task | None:
         """Give a place back; return the first parked task, which now has the place."""
-        if self._left is None:
-            return None
         if self._parked:
             return self._parked.popleft()
         self._left += 1
