@@ -8,7 +8,7 @@ from sim.job.job import Job
 from sim.job.transfers import Flow
 from sim.machine.task import Task
 from sim.policy import Policy
-from sim.record.record import Record, task_columns, transfer_columns
+from sim.record.record import TASK_COLUMNS, TRANSFER_COLUMNS, ColumnWriter, Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,10 +24,10 @@ class Trace(Record):
     @classmethod
     def from_tasks(cls, job: Job, flow: Flow, policy: Policy, tasks: list[Task]) -> Self:
         """Return the trace of tasks that ran elsewhere."""
-        columns = task_columns(job.graph, len(tasks), {})
+        columns = ColumnWriter((*TASK_COLUMNS, "calls_ns"), len(tasks))
         for task in tasks:
             columns.add(task)
-        moved, waits = transfer_columns(0).columns(), policy.not_before_ns(job)
+        moved, waits = ColumnWriter(TRANSFER_COLUMNS, 0).columns(), policy.not_before_ns(job)
         return cls.from_columns(job, flow, policy, columns.columns(), moved, not_before_ns=waits)
 
     def to_pandas(self, *, transfers: bool = False) -> pd.DataFrame:

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final, TextIO, cast
+from typing import Any, BinaryIO, Final, TextIO
 
 from sim.base.errors import InputError, clip_repr
 
@@ -38,6 +38,7 @@ MOST_RATIO: Final = 100
 _SMALL: Final = 64 * 2**20
 _CHUNK: Final = 2 * 2**20
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+_WITHOUT_WAITING: Final = getattr(os, "O_NONBLOCK", 0)  # for the writer of a pipe
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
 
 
@@ -62,12 +63,19 @@ def read_bytes(
         The file does not exist, is not regular, not permitted, damaged or truncated gzip, too large, or a
         pointer of Git LFS.
     """
-    with _readable(path) as raw, _open_unpacked(raw, unpack) as stream:
+    with _readable(path) as raw:
+        stream: Any = gzip.GzipFile(fileobj=raw) if unpack and raw.peek(2)[:2] == _GZIP_MAGIC else raw
         if head is not None:
-            return stream.read(head)
-        content = io.BytesIO()  # with no second copy of a large file
-        for chunk in _chunks(path, raw, stream, most):
-            content.write(chunk)
+            return bytes(stream.read(head))
+        content, size = io.BytesIO(), os.fstat(raw.fileno()).st_size if stream is raw else 0
+        while size <= most and (chunk := stream.read(_CHUNK)):  # with no second copy of a large file
+            size = content.tell() + content.write(chunk)
+            if size > _SMALL and size > MOST_RATIO * raw.tell():
+                more = f"unpacks to more than {MOST_RATIO} times its size"
+                raise InputError(f"{path}: {more}; if that is meant, unpack it first")
+        if size > most:
+            shown = f"{most // 2**30} GiB" if most >= 2**30 else f"{most // 2**20} MiB"
+            raise FileTooLargeError(f"{path}: is larger than {shown}")
         return content.getvalue()
 
 
@@ -135,36 +143,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _chunks(path: StrPath, raw: Any, stream: IO[bytes], most: int) -> Iterator[bytes]:
-    if stream is raw and os.fstat(raw.fileno()).st_size > most:
-        raise _too_large(path, most)
-    size = 0
-    while chunk := stream.read(_CHUNK):
-        size += len(chunk)
-        if size > most:
-            raise _too_large(path, most)
-        if size > _SMALL and size > MOST_RATIO * raw.tell():
-            raise InputError(
-                f"{path}: unpacks to more than {MOST_RATIO} times its size; if that is meant, unpack it first"
-            )
-        yield chunk
-
-
-@contextmanager
-def _open_unpacked(raw: Any, unpack: bool) -> Iterator[IO[bytes]]:
-    """Open a gzipped file for unpacked reading, and any other as it is."""
-    if unpack and raw.peek(2)[:2] == _GZIP_MAGIC:
-        with gzip.open(raw) as unpacked:
-            yield cast("IO[bytes]", unpacked)
-    else:
-        yield raw
-
-
-def _too_large(path: StrPath, most: int) -> InputError:
-    size = f"{most // 2**30} GiB" if most >= 2**30 else f"{most // 2**20} MiB"
-    return FileTooLargeError(f"{path}: is larger than {size}")
-
-
 class FileTooLargeError(InputError):
     """A file is larger than the limit."""
 
@@ -173,7 +151,7 @@ class FileTooLargeError(InputError):
 def _readable(path: StrPath) -> Iterator[Any]:
     """Open a regular file; name the file in every error."""
     try:
-        with open(path, "rb", opener=_without_waiting) as raw:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _WITHOUT_WAITING)) as raw:
             if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
                 raise InputError(f"{path}: is not a regular file")
             if raw.peek(len(_LFS)).startswith(_LFS):
@@ -189,11 +167,6 @@ def _readable(path: StrPath) -> Iterator[Any]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     except ValueError as error:  # a path with a null character
         raise InputError(f"{str(path)!r}: cannot be read ({error})") from None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; for a pipe, do not wait for a writer."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 # ----------------------------------------------------------------------------------------------------------

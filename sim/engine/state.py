@@ -34,7 +34,7 @@ from sim.policy import Policy
 from sim.readiness.counters import CounterReadiness, Readiness, RunsInTurn, has_runs
 from sim.readiness.rendezvous import Rendezvous, with_keyed_transfers
 from sim.readiness.tokens import TaggedTokenReadiness, predicate_values
-from sim.record.record import task_columns, transfer_columns
+from sim.record.record import TASK_COLUMNS, TRANSFER_COLUMNS, ColumnWriter
 
 # ----------------------------------------------------------------------------------------------------------
 # The parts of a run: its nodes and their readiness, host threads, the network.
@@ -349,9 +349,11 @@ class RunState:
         )
         # The results.
         self.frames: dict[str, int] = {}
-        self.tasks = task_columns(job.graph, self.flow.n_ops * job.iterations, self.frames, may_fail=may_fail)
-        n_transfers = (self.flow.n_nodes - self.flow.n_ops) * job.iterations
-        self.transfers = transfer_columns(n_transfers, self.frames if has_control_flow(job.graph) else None)
+        frames = self.frames if has_control_flow(job.graph) else None
+        more = [*(["status"] if may_fail else []), *([] if frames is None else ["dead"])]
+        n_tasks, n_transfers = self.flow.n_ops * job.iterations, len(self.flow.tensor) * job.iterations
+        self.tasks = ColumnWriter((*TASK_COLUMNS, "calls_ns", *more), n_tasks, frames)
+        self.transfers = ColumnWriter(TRANSFER_COLUMNS, n_transfers, frames)
 
     def _make_readiness(self, keys: RendezvousKeys, own: Flow) -> None:
         """Create the object that says when tasks are eligible; `own` lacks the transfers that Sends start."""

@@ -8,7 +8,7 @@ device, stream, ...) are looked up only when a table is requested. Computing on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -20,7 +20,6 @@ from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.base.errors import InputError
 from sim.faults import Conditions, Detection, Failed
 from sim.graph.failures import DONE, FAILED
-from sim.graph.frames import has_control_flow
 from sim.graph.graph import Graph
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.job import Job
@@ -146,10 +145,12 @@ def _before_groups(group: IntArray, iteration: IntArray, ahead: IntArray, end_ns
 
 TASK_COLUMNS: Final = ("stream", "ready_ns", "issue_ns", "start_ns", "end_ns", "wait", "issuer")
 """What every engine records of a task, besides its id: attributes of `sim.machine.task.Task`, and columns of
-the kernel, named without the unit. `_complete_tasks` adds the columns that follow from these."""
+the kernel, named without the unit. `Record.from_columns` adds the columns that follow from these."""
 
 TRANSFER_COLUMNS: Final = ("ready_ns", "start_ns", "end_ns")
 """... and of a transfer."""
+
+_MOVED: Final = ("tensor", "source", "destination", "nbytes")
 
 
 class Wait:
@@ -297,8 +298,14 @@ class Record:
         for columns in (tasks, transfers):
             if "op" not in columns:
                 columns["iteration"], columns["op"] = np.divmod(columns["id"], flow.n_nodes)
-        _complete_tasks(tasks)
-        _complete_transfers(transfers, flow)
+        tasks.setdefault("dead", np.zeros(len(tasks["id"]), np.int64))
+        if "calls_ns" in tasks and not tasks["calls_ns"].any():
+            del tasks["calls_ns"]
+        late = (tasks["wait"] == Wait.NONE) & (tasks["start_ns"] > tasks["ready_ns"])
+        by_issuer = tasks["issue_ns"] > tasks["ready_ns"]
+        tasks["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), tasks["wait"])
+        moved = transfers.pop("op") - flow.n_ops
+        transfers |= {name: getattr(flow, name)[moved] for name in _MOVED}
         more["synchronisation"] = policy.synchronisation
         return cls(job, flow, type(policy).__name__, tasks, transfers, **more)
 
@@ -445,26 +452,6 @@ def recorded_delays(graph: Graph) -> BoolArray:
     return recorded & graph.is_kind("delay")
 
 
-def _complete_tasks(columns: dict[str, IntArray]) -> None:
-    """Add columns that follow from an engine's, and the reason of waits where it gave none.
-
-    On a static graph ``op`` and ``iteration`` follow from ``id``, and no task is dead.
-    """
-    columns.setdefault("dead", np.zeros(len(columns["id"]), np.int64))
-    if "calls_ns" in columns and not columns["calls_ns"].any():
-        del columns["calls_ns"]
-    late = (columns["wait"] == Wait.NONE) & (columns["start_ns"] > columns["ready_ns"])
-    by_issuer = columns["issue_ns"] > columns["ready_ns"]
-    columns["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), columns["wait"])
-
-
-def _complete_transfers(columns: dict[str, IntArray], flow: Flow) -> None:
-    """Add the tensor, source, destination and size of each transfer."""
-    which = columns.pop("op") - flow.n_ops
-    for name in ("tensor", "source", "destination", "nbytes"):
-        columns[name] = getattr(flow, name)[which]
-
-
 # ----------------------------------------------------------------------------------------------------------
 # Tasks are turned into columns a few thousand at a time, while the run goes on.
 #
@@ -484,15 +471,23 @@ class ColumnWriter:
 
     Parameters
     ----------
-    of : mapping of str to callable
-        Column → function that gets its value from a task.
+    names : iterable of str
+        Columns besides ``id`` and ``round``: attributes of tasks.
     expected : int
         Number of tasks to make room for; more are possible.
+    frames : dict of str to int, optional
+        With control flow, where ids are tags: filled with the loop iterations in which tasks run, and their
+        numbers in the column ``frame``.
     """
 
-    def __init__(self, of: Mapping[str, Callable[[Task], int]], expected: int) -> None:
-        self._of = of
-        self._columns = {name: np.empty(expected, np.int64) for name in of}
+    def __init__(self, names: Iterable[str], expected: int, frames: dict[str, int] | None = None) -> None:
+        names = ("id", "round", *names, *(() if frames is None else ("op", "iteration")))
+        self._of: dict[str, Callable[[Task], int]] = {name: attrgetter(name) for name in names}
+        if "issuer" in names:
+            self._of["issuer"] = attrgetter("issuer.index")
+        if frames is not None:
+            self._of["frame"] = lambda task: frames.setdefault(str(task.frame or ""), len(frames))
+        self._columns = {name: np.empty(expected, np.int64) for name in self._of}
         self._tasks: list[Task] = []  # not written yet
         self._n = 0
 
@@ -526,44 +521,3 @@ class ColumnWriter:
                 raise InputError(f"a task's {name} does not fit 64 bits: the run takes too long") from None
         self._tasks.clear()
         self._n = after
-
-
-def _attributes(*names: str) -> dict[str, Callable[[Task], Any]]:
-    return {name: attrgetter(name) for name in names}
-
-
-def task_columns(
-    graph: Graph, expected: int, frames: dict[str, int], *, may_fail: bool = False
-) -> ColumnWriter:
-    """Return a writer for the columns of a run's tasks.
-
-    Parameters
-    ----------
-    graph : Graph
-    expected : int
-        Expected number of tasks, if known.
-    frames : dict of str to int
-        Filled with the loop iterations in which tasks run, and their numbers in the column ``frame``
-        (with control flow only).
-    may_fail : bool
-        Whether there is a column ``status``.
-    """
-    of = _attributes("id", "round", "calls_ns", *TASK_COLUMNS)
-    of["issuer"] = attrgetter("issuer.index")
-    if has_control_flow(graph):  # ids are tags there
-        of |= _attributes("op", "iteration", "dead") | _in_frames(frames)
-    if may_fail:
-        of |= _attributes("status")
-    return ColumnWriter(of, expected)
-
-
-def transfer_columns(expected: int, frames: dict[str, int] | None = None) -> ColumnWriter:
-    """Return a writer for the columns of transfers; `frames`, with control flow: see `task_columns`."""
-    of = _attributes("id", "round", *TRANSFER_COLUMNS)
-    if frames is not None:
-        of |= _attributes("op", "iteration") | _in_frames(frames)
-    return ColumnWriter(of, expected)
-
-
-def _in_frames(frames: dict[str, int]) -> dict[str, Callable[[Task], int]]:
-    return {"frame": lambda task: frames.setdefault(str(task.frame or ""), len(frames))}

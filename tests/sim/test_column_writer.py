@@ -13,7 +13,7 @@ from sim import Device, GraphBuilder, Machine, simulate
 from sim.engine.engine import Engine
 from sim.job.build_job import make_job
 from sim.machine.task import Task
-from sim.record.record import ColumnWriter, transfer_columns
+from sim.record.record import TRANSFER_COLUMNS, ColumnWriter
 
 
 def task(id: int, end_ns: int = -1) -> Task:
@@ -29,7 +29,7 @@ def ids(rows: ColumnWriter) -> list[int]:
 
 def test_rows_are_in_the_order_of_starts_whatever_the_order_of_ends() -> None:
     """By start, then round of that instant, then lane (transfers have none), then id."""
-    rows = transfer_columns(2)
+    rows = ColumnWriter(TRANSFER_COLUMNS, 2)
     for id, start_ns, round in [(4, 7, 0), (3, 5, 1), (0, 5, 0), (2, 0, 0), (1, 5, 0)]:
         one = task(id, 9)
         one.start_ns, one.round = start_ns, round
@@ -39,7 +39,7 @@ def test_rows_are_in_the_order_of_starts_whatever_the_order_of_ends() -> None:
 
 
 def test_there_is_room_for_more_than_was_expected() -> None:
-    rows = transfer_columns(0)
+    rows = ColumnWriter(TRANSFER_COLUMNS, 0)
     for first in range(0, 100, 7):
         for id in range(first, first + 7):
             rows.add(task(id, id))
@@ -48,7 +48,7 @@ def test_there_is_room_for_more_than_was_expected() -> None:
 
 
 def test_nothing_to_write() -> None:
-    rows = transfer_columns(3)
+    rows = ColumnWriter(TRANSFER_COLUMNS, 3)
     assert ids(rows) == []
 
 
