@@ -21,43 +21,6 @@ from sim.kernel.layout import InColumns, ProcessorInColumns, RouteColumns, Share
 from sim.policy import Order, Policy
 from sim.readiness.eligibility import edges_at_issue, non_strict_ops
 
-# ----------------------------------------------------------------------------------------------------------
-# The communicators of a job, in columns.
-
-
-def communicator_columns(job: Job) -> dict[str, int | IntArray]:
-    """Return the lines, seats and parties of a run, by the names of `sim.kernel.loop.Run`'s attributes."""
-    c, runs = job.collectives, job.iterations
-    out: dict[str, int | IntArray] = {"meeting": c is not None, "mismatched": False, "n_retried": 0}
-    if c is None:  # the loop looks at no other
-        return out
-    party_size = np.array([len(members) for members in c.members])
-    in_line, in_seat = np.bincount(c.line) * runs, np.bincount(c.seat) * runs
-    in_party = np.zeros(len(party_size), np.int64)
-    in_party[c.party_of_seat] = in_seat  # meetings: as many as each of its ranks has
-    for name in ("line", "seat", "signature"):
-        out[name] = np.full(len(job.graph), UNSET)
-        out[name][c.op] = getattr(c, name)  # type: ignore[index]
-    for size, names in (
-        (in_line.sum(), ("in_line",)),
-        (len(in_line), ("line_issued", "line_done", "retried")),
-        (len(in_seat), ("seat_issued", "seat_started")),
-        (in_party.sum(), ("n_there", "longest")),
-        (in_party @ party_size, ("members",)),
-    ):
-        out |= {name: np.zeros(size, np.int64) for name in names}
-    return out | {
-        "line_first": np.cumsum(in_line) - in_line,
-        "party": c.party_of_seat,
-        "party_size": party_size,
-        "party_meetings": np.cumsum(in_party) - in_party,
-        "party_members": np.cumsum(in_party * party_size) - in_party * party_size,
-        "agreed": np.full(in_party.sum(), UNSET),
-    }
-
-
-# ----------------------------------------------------------------------------------------------------------
-
 Columns: TypeAlias = dict[str, "int | IntArray"]
 
 Shared: TypeAlias = SharedSms | SharedCores | None
@@ -73,10 +36,15 @@ _MOST: Final = 2**31 - 1
 
 _NARROW: Final = (
     *("device", "lane_of", "first_edge", "edge", "pending", "running", "follower"),
-    *("stream", "issuer", "wait", "slots", "program", "place", "rows"),
+    *("stream", "issuer", "wait", "slots", "program", "place", "rows", "last"),
     *("line", "seat", "signature", "in_line", "members"),
 )
 """Columns of 32 bits: much of a task's cost is fetching it from memory."""
+
+
+_COUNTERS: Final = """now round something n_touched n_asked n_events n_ended n_paid n_rows n_done n_placed
+    n_released n_last n_unhosted n_retried n_made n_noted cores_freed mismatched"""
+"""What is 0, or false, at time 0."""
 
 
 def obstacle(job: Job, *, memory: object = None, observers: Iterable[Any] = ()) -> str | None:
@@ -177,14 +145,12 @@ def _most(sms: SharedSms) -> int:
 
 def _cores(flow: Flow, shared: Sequence[Shared]) -> Columns:
     """Return the cores of the devices that count them, and the need of each op."""
-    n = len(shared)
-    free, counts = np.zeros(n, np.int64), any(isinstance(of, SharedCores) for of in shared)
+    free, counts = np.zeros(len(shared), np.int64), any(isinstance(of, SharedCores) for of in shared)
     cores = np.zeros(flow.n_nodes if counts else 1, np.int64)
     for d, of in enumerate(shared):
         if isinstance(of, SharedCores):
             free[d], cores[of.op] = of.cores, of.need
-    out: Columns = {"n_devices": n, "counts_cores": counts, "cores_freed": False, "cores": cores}
-    return out | {"free_cores": free, "waits": np.full(n, -1), "waits_last": np.full(n, -1)}
+    return {"n_devices": len(shared), "counts_cores": counts, "cores": cores, "free_cores": free}
 
 
 def sms_of(job: Job, shared: Sequence[Shared]) -> tuple[list[int], IntArray, IntArray]:
@@ -197,14 +163,14 @@ def sms_of(job: Job, shared: Sequence[Shared]) -> tuple[list[int], IntArray, Int
     return sms, loads, waves
 
 
-def _partitions(job: Job, shared: Sequence[Shared]) -> Columns:
+def _partitions(job: Job, shared: Sequence[Shared]) -> IntArray:
     """Return the partition of SMs that each lane uses, counted as in `sms_of`; -1: none."""
     partition, n = np.full(job.machine.first_stream[-1], -1), 0
     for first, of in zip(job.machine.first_stream, shared, strict=False):
         if isinstance(of, SharedSms):
             partition[first : first + len(of.partition_of)] = n + np.array(of.partition_of)
             n += len(of.sms)
-    return {"partition": partition, "waking": np.full(len(partition), -1)}
+    return partition
 
 
 def columns(
@@ -221,7 +187,9 @@ def columns(
     if job.kept is not None:  # the kernel writes into them
         out = {name: each.copy() if isinstance(each, np.ndarray) else each for name, each in out.items()}
     out |= {"drawn": job.noisy_ns is not None, "ns": _durations(job, flow)}
-    out |= journal_columns(memory, int(out["n_tasks"]))
+    takes = 0 if memory is None else AT_ISSUE if memory.at_issue else AT_START
+    noted = np.zeros(2 * int(out["n_tasks"]) if takes else 0, np.int64)
+    out |= {"takes": takes, "noted": noted.astype(np.int32), "noted_ns": noted}
     queues = _queues(job, flow, order)
     return out | {
         name: np.asarray(each, np.int32) if name in _NARROW else each for name, each in queues.items()
@@ -230,40 +198,82 @@ def columns(
 
 def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Columns:
     """Return the columns that depend on neither seed nor order, in their state at time 0."""
-    n, n_tasks = flow.n_nodes, flow.n_nodes * job.iterations
+    n_tasks, n_ops = flow.n_nodes * job.iterations, flow.n_ops * job.iterations
+    n_lanes, n_issuers = job.machine.first_stream[-1], len(job.machine.issuers())
+    release = job.graph.column("release") if job.graph.attribute("release") else np.zeros(1, np.int64)
     out: Columns = {
-        "n": n,
+        "n": flow.n_nodes,
         "n_ops": flow.n_ops,
         "n_tasks": n_tasks,
         "once": job.iterations == 1,
         "by_group": policy.scope == "group",
+        "networked": n_tasks > n_ops,
+        "releasing": bool(release.any()),
+        "release": release,
+        # Streams to be woken are numbered after the tasks.
+        "start": np.full(n_tasks + n_lanes, -1),
+        "turn": np.concatenate((np.zeros(n_tasks, np.int64), np.arange(n_lanes))),
+        "partition": _partitions(job, shared),
     }
-    out |= _nodes(job, flow)
-    out |= _edges(job, flow, policy.synchronisation)
-    out |= {name: np.full(n_tasks, -1) for name in ("ready", "issue", "end")}
-    out |= {name: np.full(n_tasks, -1, np.int32) for name in ("stream", "issuer")}
-    out |= {name: np.zeros(n_tasks, np.int32) for name in ("wait", "follower")}
-    out |= _devices(job) | _hosts(job, flow)
-    out |= _partitions(job, shared) | _cores(flow, shared) | communicator_columns(job)
-    # Streams to be woken are numbered after the tasks.
-    out["start"] = np.full(n_tasks + int(out["n_lanes"]), -1)
-    out["turn"] = np.concatenate((np.zeros(n_tasks, np.int64), np.arange(int(out["n_lanes"]))))
-    n_transfers = n_tasks - flow.n_ops * job.iterations
-    release = job.graph.column("release") if job.graph.attribute("release") else np.zeros(1, np.int64)
-    out |= {"releasing": bool(release.any()), "release": release}
-    n_events = 2 * int(out["n_lanes"]) + int(out["n_issuers"]) + n_transfers
-    n_events += int(np.count_nonzero(release)) * job.iterations
-    for name in ("event_key", "event_task", "ended", "paid"):
-        out[name] = np.zeros(n_events + 1, np.int64)
-    out["placed"], out["n_placed"] = np.zeros(int(out["n_issuers"]), np.int64), 0
-    out["networked"], out["n_released"] = n_transfers > 0, 0
-    out["released"] = np.zeros(n_transfers + 1, np.int64)
-    out["rows"] = np.zeros(flow.n_ops * job.iterations + 1, np.int64)
-    out["last"], out["n_last"] = np.zeros(n_tasks + 1, np.int32), 0
-    counters = ("n_touched", "n_asked", "n_events", "n_ended", "n_paid", "n_rows", "n_done")
-    for name in (*counters, "now", "round", "something"):
-        out[name] = 0
+    n_transfers = n_tasks - n_ops
+    n_events = 2 * n_lanes + n_issuers + n_transfers + int(np.count_nonzero(release)) * job.iterations
+    out |= _nodes(job, flow) | _edges(job, flow, policy.synchronisation) | _devices(job) | _hosts(job, flow)
+    out |= _cores(flow, shared) | _communicators(job) | dict.fromkeys(_COUNTERS.split(), 0)
+    out |= _blank(
+        (n_tasks, "ready issue end stream issuer", "wait follower"),
+        (n_tasks + 1, "", "last"),
+        (n_ops + 1, "", "rows"),
+        (n_transfers + 1, "", "released"),
+        (n_events + 1, "", "event_key event_task ended paid"),
+        (n_lanes, "head tail waking", "busy free touched is_touched"),
+        (len(shared), "parked parked_last waits waits_last", "outstanding"),
+        (n_issuers, "kept", "idle placed"),
+        (job.n_groups, "unhosted unhosted_last", "n_idle asked is_asked"),
+    )
     return {name: np.asarray(each, np.int32) if name in _NARROW else each for name, each in out.items()}
+
+
+def _blank(*columns: tuple[int, str, str]) -> Columns:
+    """Return columns of some sizes: those with -1 everywhere at time 0, and those with 0."""
+    return {
+        name: np.full(size, value, np.int32 if name in _NARROW else np.int64)
+        for size, unset, zero in columns
+        for names, value in ((unset, UNSET), (zero, 0))
+        for name in names.split()
+    }
+
+
+def _communicators(job: Job) -> Columns:
+    """Return the lines, seats and parties of a run."""
+    c, runs = job.collectives, job.iterations
+    if c is None:  # the loop looks at no other
+        return {"meeting": False}
+    party_size = np.array([len(members) for members in c.members])
+    in_line, in_seat = np.bincount(c.line) * runs, np.bincount(c.seat) * runs
+    in_party = np.zeros(len(party_size), np.int64)
+    in_party[c.party_of_seat] = in_seat  # meetings: as many as each of its ranks has
+    of_op = {name: np.full(len(job.graph), UNSET) for name in ("line", "seat", "signature")}
+    for name, column in of_op.items():
+        column[c.op] = getattr(c, name)
+    blank = _blank(
+        (in_line.sum(), "", "in_line"),
+        (len(in_line), "", "line_issued line_done retried"),
+        (len(in_seat), "", "seat_issued seat_started"),
+        (in_party.sum(), "agreed", "n_there longest"),
+        (in_party @ party_size, "", "members"),
+    )
+    return (
+        blank
+        | of_op
+        | {
+            "meeting": True,
+            "line_first": np.cumsum(in_line) - in_line,
+            "party": c.party_of_seat,
+            "party_size": party_size,
+            "party_meetings": np.cumsum(in_party) - in_party,
+            "party_members": np.cumsum(in_party * party_size) - in_party * party_size,
+        }
+    )
 
 
 def _nodes(job: Job, flow: Flow) -> Columns:
@@ -320,12 +330,11 @@ def _devices(job: Job) -> Columns:
     machine = job.machine
     devices, issuers = machine.devices, machine.issuers()
     lane_device = np.repeat(np.arange(len(devices)), [d.lanes for d in devices])
-    n_lanes, n_issuers = len(lane_device), len(issuers)
     depths = [d.queue_depth for d in devices]
     group = np.array([issuer.group for issuer in issuers])
-    out: Columns = {
-        "n_lanes": n_lanes,
-        "n_issuers": n_issuers,
+    return {
+        "n_lanes": len(lane_device),
+        "n_issuers": len(issuers),
         "limited": any(depth is not None for depth in depths),
         "gap": np.array([d.gap_ns for d in devices])[lane_device],
         "latency": np.array([d.launch_latency_ns for d in devices])[lane_device],
@@ -339,15 +348,6 @@ def _devices(job: Job) -> Columns:
         # Issuers of a group are neighbours, so the heap of its idle issuers has one slot for each.
         "idle_first": np.searchsorted(group, np.arange(job.n_groups)),
     }
-    for size, queues, counts in (  # first and last of queues, initially empty; counters from 0
-        (n_lanes, ("head", "tail"), ("busy", "free", "touched", "is_touched")),
-        (len(devices), ("parked", "parked_last"), ("outstanding",)),
-        (n_issuers, (), ("idle",)),
-        (job.n_groups, (), ("n_idle", "asked", "is_asked")),
-    ):
-        out |= {name: np.full(size, UNSET) for name in queues}
-        out |= {name: np.zeros(size, np.int64) for name in counts}
-    return out
 
 
 def _hosts(job: Job, flow: Flow) -> Columns:
@@ -359,9 +359,6 @@ def _hosts(job: Job, flow: Flow) -> Columns:
         "host_group": group,
         "host": np.zeros(flow.n_nodes * job.iterations if hosting else 1, np.int64),
         "n_groups": job.n_groups,
-        "unhosted": np.full(job.n_groups, -1),
-        "unhosted_last": np.full(job.n_groups, -1),
-        "n_unhosted": 0,
     }
 
 
@@ -389,7 +386,14 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
     after = len(group) + max(int(job.machine.first_stream[-1]), job.n_groups)
     first = after + np.concatenate((np.zeros(1, np.int64), np.cumsum(total)))
     zeros = np.zeros(len(sizes), np.int64)
-    return _keeping(order, len(group)) | {
+    nothing = np.zeros(1, np.int64)
+    return {
+        "keeping": order.kind == "keep",
+        "stealing": order.kind == "steal",
+        "keep_first": order.label is None,
+        "label": nothing if order.label is None else order.label,
+        "pool": nothing if order.pool is None else order.pool,
+        "maker_label": -1,
         "fifo": order.kind in ("fifo", "keep"),
         "lifo": order.kind == "lifo",
         "windowed": windowed,
@@ -422,22 +426,6 @@ def _programs(flow: Flow, order: Order, group: IntArray) -> tuple[IntArray, IntA
         return place, iteration * flow.n_nodes + op, sizes, np.arange(len(group))
     place[program] = np.arange(len(program)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return place, program, sizes, group if order.per == "group" else np.zeros_like(group)
-
-
-def _keeping(order: Order, n_issuers: int) -> Columns:
-    """Return the columns of tasks that issuers keep for themselves."""
-    nothing = np.zeros(1, np.int64)
-    return {
-        "keeping": order.kind == "keep",
-        "stealing": order.kind == "steal",
-        "keep_first": order.label is None,
-        "kept": np.full(n_issuers, -1),
-        "label": nothing if order.label is None else order.label,
-        "pool": nothing if order.pool is None else order.pool,
-        "maker": -1,
-        "maker_label": -1,
-        "n_made": 0,
-    }
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -489,11 +477,3 @@ class MemoryAfterwards(Protocol):
         InputError, OutOfMemoryError
             The job is refused before time 0.
         """
-
-
-def journal_columns(memory: MemoryAfterwards | None, n_tasks: int) -> dict[str, int | IntArray]:
-    """Return the columns for the loop's journal."""
-    size = 0 if memory is None else 2 * n_tasks
-    takes = 0 if memory is None else AT_ISSUE if memory.at_issue else AT_START
-    out: dict[str, int | IntArray] = {"takes": takes, "n_noted": 0}
-    return out | {"noted": np.zeros(size, np.int32), "noted_ns": np.zeros(size, np.int64)}
