@@ -255,24 +255,21 @@ def _communicators(job: Job) -> Columns:
     of_op = {name: np.full(len(job.graph), UNSET) for name in ("line", "seat", "signature")}
     for name, column in of_op.items():
         column[c.op] = getattr(c, name)
-    blank = _blank(
+    out: Columns = {
+        "meeting": True,
+        "line_first": np.cumsum(in_line) - in_line,
+        "party": c.party_of_seat,
+        "party_size": party_size,
+        "party_meetings": np.cumsum(in_party) - in_party,
+        "party_members": np.cumsum(in_party * party_size) - in_party * party_size,
+    }
+    out |= of_op
+    return out | _blank(
         (in_line.sum(), "", "in_line"),
         (len(in_line), "", "line_issued line_done retried"),
         (len(in_seat), "", "seat_issued seat_started"),
         (in_party.sum(), "agreed", "n_there longest"),
         (in_party @ party_size, "", "members"),
-    )
-    return (
-        blank
-        | of_op
-        | {
-            "meeting": True,
-            "line_first": np.cumsum(in_line) - in_line,
-            "party": c.party_of_seat,
-            "party_size": party_size,
-            "party_meetings": np.cumsum(in_party) - in_party,
-            "party_members": np.cumsum(in_party * party_size) - in_party * party_size,
-        }
     )
 
 
