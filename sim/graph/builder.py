@@ -36,12 +36,9 @@ class _Vocabulary(Codes[str]):
 
     def all(self, words: Sequence[str], codes: IntArray) -> IntArray:
         """Return the codes of ``words[codes[0]], words[codes[1]], ...``; `UNSET` stays."""
-        first = np.full(len(words) + 1, len(codes))  # first place of each word; the last entry is `UNSET`'s
-        np.minimum.at(first, codes, np.arange(len(codes)))
-        own = np.full(len(words) + 1, UNSET)
-        for code in np.argsort(first[:-1]).tolist():
-            if first[code] < len(codes):
-                own[code] = self(words[code])
+        own = np.full(len(words) + 1, UNSET)  # the last entry is `UNSET`'s
+        for code in dict.fromkeys(codes.tolist()):
+            own[code] = UNSET if code == UNSET else self(words[code])
         return own[codes]
 
 

@@ -184,6 +184,7 @@ def predicate_of(graph: Graph, switch: int) -> int:
         if not passes_on or "outcome" in graph.attributes.get(producer, {}):
             return producer
         if graph.kind(producer) == "recv" and not len(graph.inputs.row(producer)):
-            producer = rendezvous_keys(graph).send_of(producer)
+            keys = rendezvous_keys(graph)
+            producer = next(op for op, key in keys.sends.items() if key == keys.recvs[producer])
         tensor = graph.inputs.row(producer)[0]
     raise graph.fault(switch, "has a graph input for its predicate; let an op with an outcome produce it")

@@ -48,10 +48,6 @@ class RendezvousKeys(NamedTuple):
         sends = group_pairs((key, op) for op, key in reversed(self.sends.items()))
         return [(sends[key].pop(), op) for op, key in self.recvs.items() if sends[key]]
 
-    def send_of(self, recv: int) -> int:
-        """Return the first Send with the key of a Recv."""
-        return next(op for op, key in self.sends.items() if key == self.recvs[recv])
-
 
 NOBODY = RendezvousKeys({}, {})
 

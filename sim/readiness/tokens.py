@@ -542,21 +542,10 @@ def predicate_values(job: Job, flow: Flow) -> Mapping[Asked, bool]:
         return NOTHING_DECIDED
     if rendezvous_keys(job.graph).recvs:
         return NOTHING_DECIDED
-    program = _ProgramOrder(job, flow)
-    if job.iterations == 1 and program.sequential:
-        return NOTHING_DECIDED
+    program = TaggedTokenReadiness(job, flow)
+    program.structure = replace(program.structure, parallel_iterations=[1] * len(program.structure.parent))
     for _, roots in groupby(program.roots(), key=lambda task: task.iteration):
         queue = deque(roots)
         while queue:
             queue.extend(program.on_end(queue.popleft()))
     return program.values
-
-
-class _ProgramOrder(TaggedTokenReadiness):
-    """Runs one iteration of a loop at a time and keeps the values of predicates."""
-
-    def __init__(self, job: Job, flow: Flow) -> None:
-        super().__init__(job, flow)
-        one = [1] * len(self.structure.parallel_iterations)
-        self.sequential = self.structure.parallel_iterations == one
-        self.structure = replace(self.structure, parallel_iterations=one)
