@@ -280,65 +280,32 @@ def _place(path: StrPath, others: Mapping[str, Any]) -> tuple[int | None, int | 
 
 # ----------------------------------------------------------------------------------------------------------
 # What a Chrome trace is that no GPU's work is in, in words: many programs write that format.
-#
-#     no kernel, copy or fill of a GPU in the trace; it looks like one of TensorFlow or JAX
-#     (2,310 events: 2,214 Op, 96 without a category)
-#
-# Sources: PyTorch (torch/profiler, kineto), TensorFlow (python/client/timeline.py; XLA's
-# trace_events_json.cc), Chromium (base/trace_event), clang (``-ftime-trace``, TimeProfiler.cpp), VizTracer,
-# Horovod (common/timeline.cc), torch_npu (profiler/analysis/prof_parse).
 
-_SIGNS: Final = {
-    r"c:(cuda_runtime|cuda_driver|runtime|hip_runtime|xpu_runtime|privateuse1_runtime)$": (
+_NO_GPU: Final = {
+    **dict.fromkeys(
+        ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime"),
         "it has calls of the GPU's runtime but not what they launched: the profiler could not watch the GPU "
-        "(CUPTI, or its permission)"
+        "(CUPTI, or its permission)",
     ),
-    r"p:(Ascend Hardware|CANN)$": "it looks like torch_npu's (Ascend), which has other events",
-    r"c:mtia_": "it is of an accelerator that is no GPU (MTIA), which has other events",
-    r"c:(cpu_op|operator|python_function)$": (
-        "it is PyTorch's profile of the CPU alone: profile with ProfilerActivity.CUDA, too"
+    **dict.fromkeys(
+        ("cpu_op", "operator", "python_function"),
+        "it is PyTorch's profile of the CPU alone: profile with ProfilerActivity.CUDA, too",
     ),
-    r"p:/(job:|device:|host:)": (
-        "it looks like one of TensorFlow or JAX: read the .xplane.pb that their profiler writes beside it"
-    ),
-    r"c:(.*,)?(devtools\.timeline|blink|v8|toplevel|disabled-by-default)": "it looks like a browser's",
-    r"k:beginningOfTime$": "it looks like clang's (-ftime-trace)",
-    r"k:viztracer_metadata$": "it looks like VizTracer's",
-    r"n:NEGOTIATE_": "it looks like Horovod's timeline",
+    **dict.fromkeys(("", "Op"), "of TensorFlow or JAX the .xplane.pb is read that they write beside it"),
 }
-"""What tells who wrote a trace: a key of the file (k), a category (c), name (n) or process (p) of an event;
-the first that is found."""
+"""What a category says about a trace without tasks of a GPU; the first one that is there counts."""
 
 _SHOWN: Final = 5
 
 
 def what_it_is(path: StrPath) -> str:
-    """Return what to add to the message that no task of a GPU is in a trace.
-
-    Parameters
-    ----------
-    path : path
-        Of Chrome trace events: an object with ``traceEvents``, or a list of them.
-    """
-    others: dict[str, Any] = {}
-    counted: Counter[str] = Counter()
-    seen: set[str] = set()
-    for event in items(path, "a trace", "traceEvents", others):
-        name, args = event.get("name"), event.get("args")
-        counted[str(event.get("cat", ""))] += 1
-        seen.add(f"n:{name!s:.40}")
-        if name == "process_name" and isinstance(args, dict):
-            seen.add(f"p:{args.get('name')}")
+    """Return what to add to the message that no task of a GPU is in a trace of Chrome's format."""
+    events = items(path, "a trace", "traceEvents", {})
+    counted = Counter(str(event.get("cat", "")) for event in events)
     if not counted:
         return ", which has no events"
-    keys = (f"k:{key}" for key in others)
-    signs = "\n".join([*keys, *(f"c:{category}" for category in counted), *sorted(seen)])
-    looks = next(
-        (words for sign, words in _SIGNS.items() if re.search(f"^{sign}", signs, re.MULTILINE)), None
-    )
-    most = counted.most_common(_SHOWN)
-    shown = [f"{n:,} {category[:40] or 'without a category'}" for category, n in most]
+    said = next((f"; {words}" for category, words in _NO_GPU.items() if category in counted), "")
+    shown = [f"{n:,} {name[:40] or 'without a category'}" for name, n in counted.most_common(_SHOWN)]
     shown += ["..."] * (len(counted) > _SHOWN)
-    said = f"; {looks}" if looks else ""
     total = counted.total()
     return f"{said} ({total:,} event{'s' * (total != 1)}: {', '.join(shown)})"
