@@ -32,7 +32,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
     ),
     "TensorFlow": (
         {"traceEvents": [process("/job:localhost/replica:0/task:0/device:CPU:0 Compute"), event("Op")]},
-        r"of TensorFlow or JAX the .* beside it \(2 events: 1 without a category, 1 Op\)",
+        r"TensorFlow or JAX wrote it.* beside it \(2 events: 1 without a category, 1 Op\)",
     ),
     "JAX": (
         {"displayTimeUnit": "ns", "traceEvents": [process("/device:TPU:0"), event(None)]},

@@ -26,7 +26,6 @@ from scenarios.importers.kineto.gradients import (
     UNNUMBERED,
     Numbered,
     Operators,
-    Spans,
     is_gradient,
 )
 from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, HostWait, Noted, Thread
@@ -295,15 +294,6 @@ def bytes_exchanged(name: str, into: int, ranks: int) -> tuple[int, int]:
 
 _EVENT, _RECORD = "wait_on_cuda_event_id", "wait_on_cuda_event_record_corr_id"
 
-_GPU, _HOST, _OPERATOR, _SYNC, _OTHER = range(5)
-_CATEGORIES: Final = {
-    **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"), _GPU),
-    **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "hip_runtime"), _HOST),
-    **dict.fromkeys(("xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"), _HOST),
-    **dict.fromkeys(("cpu_op", "operator"), _OPERATOR),
-    "cuda_sync": _SYNC,
-}
-"""Role of events, by category."""
 _QUEUE: Final = "sycl queue"
 """The equivalent of streams on Intel's GPUs."""
 _COLLECTIVE: Final = ("c10d::", "nccl:", "record_param_comms")
@@ -333,7 +323,7 @@ class EventColumns:
     host_waits : dict
         By correlation of the call.
     operators, collectives : Operators
-        All operators; ranges of process groups, with their input bytes as numbers.
+        All operators; ranges of process groups that are no operators, with their input bytes as numbers.
     modules : Operators
         Calls of modules, and ranges that the program named.
     sized : Operators
@@ -341,8 +331,6 @@ class EventColumns:
     inputs : list of tuples
         For each: its name, and as JSON its ``Input Dims``, ``Concrete Inputs``, ``Input type`` and ``Input
         Strides``, if noted.
-    inside : Spans
-        Ranges of process groups that are not operators.
     external : dict
         Task → number of its operator, if it has one of its own.
     """
@@ -355,7 +343,6 @@ class EventColumns:
         self.operators, self.collectives, self.sized = Operators(), Operators(), Operators()
         self.modules = Operators()
         self.inputs: list[tuple[str, bytes, bytes, bytes, bytes]] = []
-        self.inside: Spans = defaultdict(list)
         self.external: dict[int, int] = {}
         self._calls, self._numbered = Operators(), [np.zeros((4, 0), np.int64)]
 
@@ -367,24 +354,20 @@ class EventColumns:
         KeyError, TypeError, ValueError
             An event lacks a required member.
         """
-        looks = {
-            _GPU: self._look_at_tasks,
-            _HOST: self._look_at_calls,
-            _OPERATOR: self._look_at_operators,
-            _SYNC: self._look_at_syncs,
-            _OTHER: self._look_at_ranges,
-        }
         of_category = defaultdict[str, list[Event]](list)
         for event in as_events(values):
             of_category[event.cat].append(event)
         for category, events in of_category.items():
-            role = _CATEGORIES.get(category.lower(), _OTHER)
+            look = _LOOKS.get(category.lower(), EventColumns._look_at_ranges)
             slices = [event for event in events if event.ph == "X"]
-            if len(slices) < len(events) and role in (_GPU, _HOST):
+            if len(slices) < len(events) and look in (
+                EventColumns._look_at_tasks,
+                EventColumns._look_at_calls,
+            ):
                 phase = next(event.ph for event in events if event.ph != "X")
                 found = None if phase is ABSENT else phase
                 raise ValueError(f"a {category.lower()} with ph {found!r:.40}; the profiler writes 'X'")
-            looks[role](slices)
+            look(self, slices)
 
     def _look_at_syncs(self, events: Sequence[Event]) -> None:
         for name, args in zip(_names(events), _notes_of(events), strict=True):
@@ -399,26 +382,25 @@ class EventColumns:
         """Process ranges of process groups, modules, and ranges that the program named."""
         named = [event for event in events if _is_named(event) and _ends(event)]
         if named:
-            threads = self.threads.of(_thread_of(event.pid, event.tid) for event in named)
             names = [str(event.name).removeprefix(_MODULE) for event in named]
-            self.modules.add(threads, *_spans(named), names, np.full(len(named), UNNUMBERED))
+            self._add(self.modules, named, names, [UNNUMBERED] * len(named))
         ranges = [event for event in events if is_collective(str(event.name))]
-        for event, args in zip(ranges, _notes_of(ranges, {}), strict=True):
-            thread = self.threads[_thread_of(event.pid, event.tid)]
-            (start,), (end,) = spans([event.ts], [event.dur])
-            self.inside[thread].append((int(start), int(end)))
-            if nbytes := bytes_taken(args):
-                begin_ns, end_ns, given = np.array([start, end, nbytes], np.int64).reshape(3, 1)
-                self.collectives.add(np.array([thread]), begin_ns, end_ns, [event.name], given)
+        if ranges:
+            names = [str(event.name) for event in ranges]
+            self._add(self.collectives, ranges, names, map(bytes_taken, _notes_of(ranges, {})))
+
+    def _add(
+        self, to: Operators, events: Sequence[Event], names: Iterable[str], numbers: Iterable[int]
+    ) -> None:
+        threads = self.threads.of(_thread_of(event.pid, event.tid) for event in events)
+        to.add(threads, *_spans(events), names, np.array([*numbers], np.int64))
 
     def _look_at_operators(self, events: Sequence[Event]) -> None:
         try:
             start_ns, end_ns = _spans(events)
         except (KeyError, ValueError):  # the profiler invents an end for an operator that never ended
             return self._look_at_operators([event for event in events if _ends(event)])
-        pid, tid = [event.pid for event in events], [event.tid for event in events]
-        usual = {*map(type, pid), *map(type, tid)} <= {int}
-        thread = self.threads.of(zip(pid, tid, strict=True) if usual else map(_thread_of, pid, tid))
+        thread = self.threads.of(_thread_of(event.pid, event.tid) for event in events)
         names, args = _names(events), _notes_of(events, {})
         numbers = wholes([own.get("External id", UNNUMBERED) for own in args], "External id")
         self.operators.add(thread, start_ns, end_ns, names, numbers)
@@ -482,6 +464,16 @@ class EventColumns:
         """Return the operators with sequence numbers."""
         return Numbered(*np.concatenate(self._numbered, axis=1))
 
+
+_LOOKS: Final = {
+    **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"), EventColumns._look_at_tasks),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "hip_runtime"), EventColumns._look_at_calls),
+    **dict.fromkeys(("xpu_runtime", "xpu_driver"), EventColumns._look_at_calls),
+    **dict.fromkeys(("privateuse1_runtime", "privateuse1_driver"), EventColumns._look_at_calls),
+    **dict.fromkeys(("cpu_op", "operator"), EventColumns._look_at_operators),
+    "cuda_sync": EventColumns._look_at_syncs,
+}
+"""What looks at the events of a category."""
 
 # -- one event ------------------------------------------------------------------------------------
 

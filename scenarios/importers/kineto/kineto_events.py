@@ -46,7 +46,7 @@ from scenarios.importers.kineto.kineto_rows import (
 )
 from scenarios.importers.kineto.nsight_systems import is_report, read_report
 from scenarios.importers.kineto.xplane import is_xplane, read_xplane
-from sim.base.arrays import UNSET, IntArray
+from sim.base.arrays import UNSET, IntArray, group_pairs
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 
@@ -136,6 +136,7 @@ def _wrong(events: Sequence[Any]) -> str:
 
 def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> RecordedTrace:
     """Return everything that was collected, in order."""
+    threads = [*found.threads]
     tasks = sorted(found.tasks, key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
     calls, host_waits = found.calls(), found.host_waits
     waits: list[EventWait] = []
@@ -146,9 +147,12 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
     _add_messages(tasks, found.collectives.around(calls, launches))
     operators = _operators_of(tasks, found, calls, launches)
     _add_sizes(tasks, operators, found.inputs, found.sized.around(calls, launches) if found.inputs else {})
-    inside = found.inside
-    for thread, spans in found.operators.spans(is_collective).items():
-        inside[thread] += spans
+    inside = group_pairs(
+        (threads[thread], span)
+        for ranges in (found.collectives, found.operators)
+        for thread, spans in ranges.spans(is_collective).items()
+        for span in spans
+    )
     asks = {*calls.correlation[calls.match_names(_ASKS)].tolist()}
     host_waits = {call: wait for call, wait in host_waits.items() if call not in asks}
     records = np.sort(calls.correlation[calls.match_names(RECORD)]).tolist()
@@ -164,14 +168,12 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
     matter = np.isin(calls.correlation, [*calls.correlation[launches].tolist(), *host_waits])
     matter |= calls.match_names(_MATTERS)
     matter[:1] = True  # the first call marks the beginning of the trace
-    threads = [*found.threads]
     waits_for, uncalled = callers(
         threads, found.numbered_operators(), found.operators.spans(NODE.match), calls
     )
     told = waits_for or uncalled or any(name is not None for name in operators)
     in_turn = {} if told or len(found.numbered_operators().number) else turns(threads, calls)
     waits_for |= {thread: whose for thread, (whose, _) in in_turn.items()}
-    merged = defaultdict(list, {threads[thread]: _apart(spans) for thread, spans in inside.items()})
     return RecordedTrace(
         tasks,
         calls.rows(threads, matter),
@@ -181,7 +183,7 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
         _around(found, calls, np.flatnonzero(matter)),
         {threads[thread]: threads[whose] for thread, whose in waits_for.items()},
         [threads[thread] for thread in uncalled],
-        merged,
+        {thread: _apart(spans) for thread, spans in inside.items()},
         rank,
         world_size,
         in_turn=sum(times for _, times in in_turn.values()),
@@ -291,7 +293,10 @@ _NO_GPU: Final = {
         ("cpu_op", "operator", "python_function"),
         "it is PyTorch's profile of the CPU alone: profile with ProfilerActivity.CUDA, too",
     ),
-    **dict.fromkeys(("", "Op"), "of TensorFlow or JAX the .xplane.pb is read that they write beside it"),
+    **dict.fromkeys(
+        ("", "Op"),
+        "if TensorFlow or JAX wrote it, read the .xplane.pb that their profiler writes beside it",
+    ),
 }
 """What a category says about a trace without tasks of a GPU; the first one that is there counts."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -199,7 +198,7 @@ class RecordedTrace:
     around: dict[int, dict[str, str]] = field(default_factory=dict)
     callers: dict[Thread, Thread] = field(default_factory=dict)
     uncalled: list[Thread] = field(default_factory=list)
-    inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    inside: dict[Thread, list[tuple[int, int]]] = field(default_factory=dict)
     rank: int | None = None
     world_size: int | None = None
     gpus: dict[int, str] = field(default_factory=dict)
