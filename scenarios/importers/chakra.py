@@ -7,7 +7,7 @@
     node 435  ncclKernel_Broadcast...      COMM_COLL   BROADCAST of 212480 bytes  28 us
 
 * Every node is an op, named after its node and id, pinned to ``cpu`` or ``gpu``, with its measured duration.
-* ``data_deps`` are control edges. `chakra_order` adds what they leave out: the order of streams and threads,
+* ``data_deps`` are control edges. What they leave out is added (below): the order of streams and threads,
   and what kernels wait for on the GPU. Tensors between kernels are those of their operators.
 * A collective's kind is what it does (``all_reduce``, ...); its size is what it reads and writes.
 * In a trace from PyTorch (its nodes have ``rf_id`` or ``seq_id``), ``ctrl_deps`` is the call that encloses a
@@ -30,7 +30,7 @@ import os
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -81,141 +81,6 @@ _TO_HOST: Final = re.compile(r"DtoH|DeviceToHost", re.I)
 _ITEM: Final = re.compile(r"_local_scalar_dense|aten::item\b")
 _COMMUNICATES: Final = frozenset({"collective", "send", "recv"})
 
-
-class ChakraOrder:
-    """The order of the nodes of a trace.
-
-    Parameters
-    ----------
-    nodes : sequence of ChakraNode
-    needs : sequence of sequence of int
-        Dependencies of each node, by the trace.
-    pytorch : bool
-        Whether PyTorch was recorded.
-
-    Attributes
-    ----------
-    lanes : list
-        Device, and stream or thread, of each node; None: unknown.
-    launcher : list of int or None
-        Host op that launched each kernel.
-    """
-
-    def __init__(self, nodes: Sequence[ChakraNode], needs: Sequence[Sequence[int]], pytorch: bool) -> None:
-        self._nodes, self._needs, self._pytorch = nodes, needs, pytorch
-        self._timed = all(node.start_ns is not None for node in nodes)
-        self.lanes = [_lane(node) for node in nodes]
-        self.launcher: list[int | None] = [
-            None if node.on_host else max((d for d in own if nodes[d].on_host), key=self._began, default=None)
-            for node, own in zip(nodes, needs, strict=True)
-        ]
-
-    def _began(self, i: int) -> int:
-        node = self._nodes[i]
-        return node.start_ns if self._timed and node.start_ns is not None else node.id
-
-    @cached_property
-    def issued(self) -> list[int]:
-        """The nodes in order, except those that depend on themselves."""
-        nodes, launcher = self._nodes, self.launcher
-
-        def key(i: int) -> tuple[int, int, int]:
-            launched = launcher[i]
-            began = self._began(i if self._timed or launched is None else launched)
-            return began, launched is not None, nodes[i].id
-
-        needs = [[*own] for own in self._needs]
-        followers: list[list[int]] = [[] for _ in nodes]
-        for i, own in enumerate(needs):
-            for other in own:
-                followers[other].append(i)
-        return least_first(Dag(followers, needs), [key(i) for i in range(len(nodes))])
-
-    @cached_property
-    def before(self) -> list[list[int]]:
-        """Dependencies of each node that the trace leaves out."""
-        found: list[list[int]] = [[] for _ in self._nodes]
-        if len(self.issued) < len(self._nodes):  # a cycle: no dependencies are added
-            return found
-        last: dict[Hashable, int] = {}
-        computing: dict[Hashable, int] = {}
-        awaited: dict[Hashable, list[int]] = defaultdict(list)
-        for i in self.issued:
-            lane = self.lanes[i]
-            if lane is not None:
-                found[i] += [last[lane]] if lane in last else []
-                last[lane] = i
-            launched = self.launcher[i]
-            thread = lane if launched is None else self.lanes[launched]
-            if self._nodes[i].on_host:
-                found[i] += awaited.pop(thread, [])
-            elif self._nodes[i].type in _COMMUNICATES:
-                if self._pytorch and thread in computing and self.lanes[computing[thread]] != lane:
-                    found[i].append(computing[thread])
-            elif launched is not None:
-                computing[thread] = i
-                if self.reads_back(i):
-                    awaited[thread].append(i)
-        return found
-
-    def reads_back(self, i: int) -> bool:
-        """Whether a task is a copy that the host waits for."""
-        name, launched = self._nodes[i].name, self.launcher[i]
-        if launched is None or not self._pytorch:
-            return False
-        return bool(
-            _BACK.search(name) or (_TO_HOST.search(name) and _ITEM.search(self._nodes[launched].name))
-        )
-
-    @cached_property
-    def flows(self) -> Mapping[int, TaskFlow]:
-        """Tensor dependencies between kernels, from their operators; by number of node."""
-        if not self._pytorch or len(self.issued) < len(self._nodes):
-            return {}
-        kernels = [i for i in self.issued if not self._nodes[i].on_host]
-        touches = [Touch(self._operator(i), self._nodes[i].reads, self._writes(i)) for i in kernels]
-        flows = zip(kernels, tensor_flow(touches), strict=True)
-        return {i: flow.renumber(kernels) for i, flow in flows}
-
-    def _writes(self, i: int) -> list[Tensor]:
-        """Return the tensors that a task writes: recorded outputs, and those written in place."""
-        node, launched = self._nodes[i], self.launcher[i]
-        if node.type in _COMMUNICATES and not node.writes:
-            return node.reads
-        schemas = (self._nodes[k].attributes.get("op_schema", "") for k in (i, launched) if k is not None)
-        schema = next((text for text in schemas if text), "")
-        if "!)" not in schema:
-            return node.writes
-        given = arguments(node.values)
-        return [*node.writes, *(one for k in written_arguments(schema) if k < len(given) for one in given[k])]
-
-    def _operator(self, i: int) -> Hashable:
-        """Return a key for the operator call that launched a task, and its stream."""
-        launched = self.launcher[i]
-        for node in (i, launched):
-            if node is not None and (number := self._nodes[node].attributes.get("rf_id")):
-                return "rf", number, self.lanes[i]
-        return None if launched is None else ("id", launched, self.lanes[i])
-
-    def durations_ns(self) -> Iterator[tuple[int, int, int]]:
-        """Yield host ops that waited: their number, their own time, and their wait."""
-        launching = {launched for i, launched in enumerate(self.launcher) if launched is not None}
-        waiting = {self.launcher[i] for i in range(len(self._nodes)) if self.reads_back(i)}
-        own = sorted(self._nodes[i].duration_ns for i in launching - waiting)
-        usual = own[len(own) // 2] if own else 0
-        for i in sorted(launching & waiting):
-            recorded = self._nodes[i].duration_ns
-            yield i, min(usual, recorded), max(0, recorded - usual)
-
-
-def _lane(node: ChakraNode) -> tuple[str, int] | None:
-    """Return the lane of a node; beside a kernel's stream the converter writes the thread of its launch."""
-    names = ("tid",) if node.on_host else ("stream", "tid")
-    number = next((node.attributes[name] for name in names if name in node.attributes), None)
-    return None if not isinstance(number, int) else ("thread" if node.on_host else "stream", number)
-
-
-# ----------------------------------------------------------------------------------------------------------
 
 _COLLECTIVES: Final = (
     "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
@@ -329,11 +194,13 @@ class _Trace:
         """Time 0 on this rank's clock, if the trace has starts."""
         if all(node.start_ns is not None for node in nodes):
             self.begin_ns = min(node.start_ns or 0 for node in nodes)
-
-    @cached_property
-    def order(self) -> ChakraOrder:
-        """Order and dependencies that the trace leaves out."""
-        return ChakraOrder(self.nodes, self.needs, self.pytorch)
+        self.lanes = [_lane(node) for node in nodes]
+        """Device, and stream or thread, of each node; None: unknown."""
+        self.launcher: list[int | None] = [
+            None if node.on_host else max((d for d in own if nodes[d].on_host), key=self._began, default=None)
+            for node, own in zip(nodes, self.needs, strict=True)
+        ]
+        """Host op that launched each kernel."""
 
     @cached_property
     def _ranks_of_groups(self) -> dict[str, list[int]]:
@@ -342,7 +209,7 @@ class _Trace:
     def calls(self) -> list[RecordedCall]:
         """Return the collectives of the GPU, in order."""
         ranks, found = self._ranks_of_groups, []
-        for i in self.order.issued:
+        for i in self.issued:
             node = self.nodes[i]
             if node.on_host or node.type not in _COMMUNICATES:
                 continue
@@ -357,7 +224,7 @@ class _Trace:
             pair = node.type != "collective"
             if not (pair and self.message(i)):
                 end_ns = (node.start_ns or 0) + node.duration_ns
-                found.append(RecordedCall(i, _kind(node), self.order.lanes[i], end_ns, group, pair))
+                found.append(RecordedCall(i, _kind(node), self.lanes[i], end_ns, group, pair))
         return found
 
     def message(self, i: int) -> tuple[int, int, int] | None:
@@ -372,13 +239,110 @@ class _Trace:
             return None
         return (self.rank, other, tag) if node.type == "send" else (other, self.rank, tag)
 
+    # -- order, and dependencies that the trace leaves out ------------------------------------------
+
+    def _began(self, i: int) -> int:
+        start_ns = self.nodes[i].start_ns
+        return self.nodes[i].id if self.begin_ns is None or start_ns is None else start_ns
+
+    @cached_property
+    def issued(self) -> list[int]:
+        """The nodes in order, except those that depend on themselves."""
+        nodes, launcher = self.nodes, self.launcher
+
+        def key(i: int) -> tuple[int, int, int]:
+            launched = launcher[i]
+            began = self._began(i if self.begin_ns is not None or launched is None else launched)
+            return began, launched is not None, nodes[i].id
+
+        needs = [[*own] for own in self.needs]
+        followers: list[list[int]] = [[] for _ in nodes]
+        for i, own in enumerate(needs):
+            for other in own:
+                followers[other].append(i)
+        return least_first(Dag(followers, needs), [key(i) for i in range(len(nodes))])
+
+    @cached_property
+    def before(self) -> list[list[int]]:
+        """Dependencies of each node that the trace leaves out."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        if len(self.issued) < len(self.nodes):  # a cycle: no dependencies are added
+            return found
+        last: dict[Hashable, int] = {}
+        computing: dict[Hashable, int] = {}
+        awaited: dict[Hashable, list[int]] = defaultdict(list)
+        for i in self.issued:
+            lane = self.lanes[i]
+            if lane is not None:
+                found[i] += [last[lane]] if lane in last else []
+                last[lane] = i
+            launched = self.launcher[i]
+            thread = lane if launched is None else self.lanes[launched]
+            if self.nodes[i].on_host:
+                found[i] += awaited.pop(thread, [])
+            elif self.nodes[i].type in _COMMUNICATES:
+                if self.pytorch and thread in computing and self.lanes[computing[thread]] != lane:
+                    found[i].append(computing[thread])
+            elif launched is not None:
+                computing[thread] = i
+                if self.reads_back(i):
+                    awaited[thread].append(i)
+        return found
+
+    def reads_back(self, i: int) -> bool:
+        """Whether a task is a copy that the host waits for."""
+        name, launched = self.nodes[i].name, self.launcher[i]
+        if launched is None or not self.pytorch:
+            return False
+        return bool(_BACK.search(name) or (_TO_HOST.search(name) and _ITEM.search(self.nodes[launched].name)))
+
+    @cached_property
+    def flows(self) -> Mapping[int, TaskFlow]:
+        """Tensor dependencies between kernels, from their operators; by number of node."""
+        if not self.pytorch or len(self.issued) < len(self.nodes):
+            return {}
+        kernels = [i for i in self.issued if not self.nodes[i].on_host]
+        touches = [Touch(self._operator(i), self.nodes[i].reads, self._writes(i)) for i in kernels]
+        flows = zip(kernels, tensor_flow(touches), strict=True)
+        return {i: flow.renumber(kernels) for i, flow in flows}
+
+    def _writes(self, i: int) -> list[Tensor]:
+        """Return the tensors that a task writes: recorded outputs, and those written in place."""
+        node, launched = self.nodes[i], self.launcher[i]
+        if node.type in _COMMUNICATES and not node.writes:
+            return node.reads
+        schemas = (self.nodes[k].attributes.get("op_schema", "") for k in (i, launched) if k is not None)
+        schema = next((text for text in schemas if text), "")
+        if "!)" not in schema:
+            return node.writes
+        given = arguments(node.values)
+        return [*node.writes, *(one for k in written_arguments(schema) if k < len(given) for one in given[k])]
+
+    def _operator(self, i: int) -> Hashable:
+        """Return a key for the operator call that launched a task, and its stream."""
+        launched = self.launcher[i]
+        for node in (i, launched):
+            if node is not None and (number := self.nodes[node].attributes.get("rf_id")):
+                return "rf", number, self.lanes[i]
+        return None if launched is None else ("id", launched, self.lanes[i])
+
+    def _waits(self) -> dict[int, tuple[int, int]]:
+        """Return host ops that waited: their own time, and their wait."""
+        launching = {launched for launched in self.launcher if launched is not None}
+        waiting = {self.launcher[i] for i in range(len(self.nodes)) if self.reads_back(i)}
+        own = sorted(self.nodes[i].duration_ns for i in launching - waiting)
+        usual = own[len(own) // 2] if own else 0
+        recorded = {i: self.nodes[i].duration_ns for i in launching & waiting}
+        return {i: (min(usual, ns), max(0, ns - usual)) for i, ns in recorded.items()}
+
+    # -- ops ----------------------------------------------------------------------------------------
+
     def add_to(self, builder: GraphBuilder) -> None:
         """Add the ops."""
-        order, names = self.order, self.names
-        waits = {i: (own, waited) for i, own, waited in order.durations_ns()}
+        names, waits = self.names, self._waits()
         for i, node in enumerate(self.nodes):
-            flow = order.flows.get(i)
-            after = dict.fromkeys([*self.needs[i], *order.before[i], *(flow.after if flow else ())])
+            flow = self.flows.get(i)
+            after = dict.fromkeys([*self.needs[i], *self.before[i], *(flow.after if flow else ())])
             attributes, facts = self._attributes(i), self._facts(i)
             if i in waits:
                 facts["duration_ns"], attributes["recorded_wait_ns"] = waits[i]
@@ -411,11 +375,11 @@ class _Trace:
 
     def _attributes(self, i: int) -> dict[str, Any]:
         """Return the attributes of an op: those of the node, some under other names."""
-        node, order = self.nodes[i], self.order
+        node = self.nodes[i]
         found = {k: v for k, v in node.attributes.items() if k not in ("is_cpu_op", "stream", "tid")}
         if self.pytorch and self.parent[i]:
             found["parent"] = self.names[self.parent[i][0]]
-        lane, launched = order.lanes[i], order.launcher[i]
+        lane, launched = self.lanes[i], self.launcher[i]
         if lane is not None:
             found[lane[0]] = lane[1]
         if not node.on_host:
@@ -434,6 +398,13 @@ class _Trace:
             if node.duration_ns:
                 found["recorded_ns"] = node.duration_ns
         return found
+
+
+def _lane(node: ChakraNode) -> tuple[str, int] | None:
+    """Return the lane of a node; beside a kernel's stream the converter writes the thread of its launch."""
+    names = ("tid",) if node.on_host else ("stream", "tid")
+    number = next((node.attributes[name] for name in names if name in node.attributes), None)
+    return None if not isinstance(number, int) else ("thread" if node.on_host else "stream", number)
 
 
 def _kind(node: ChakraNode) -> str:
@@ -490,7 +461,7 @@ def _send(traces: Sequence[_Trace]) -> None:
     sent: dict[tuple[int, int, int], list[tuple[_Trace, int]]] = defaultdict(list)
     got: dict[tuple[int, int, int], list[tuple[_Trace, int]]] = defaultdict(list)
     for trace in traces:
-        for i in trace.order.issued:
+        for i in trace.issued:
             if (message := trace.message(i)) is not None:
                 (sent if trace.nodes[i].type == "send" else got)[message].append((trace, i))
     for key in dict.fromkeys([*sent, *got]):
