@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from scenarios.importers.files import parts
@@ -90,14 +92,29 @@ def read_varints(value: int | bytes) -> list[int]:
 
 def as_signed(value: Any) -> int:
     """Return an int64 from its two's complement in 64 bits."""
+    number = last_number([value])
+    return number - 2**64 if number >= 2**63 else number
+
+
+def members(message: bytes) -> defaultdict[int, list[Any]]:
+    """Return the values of a message's fields, in order, by number of field."""
+    found: defaultdict[int, list[Any]] = defaultdict(list)
+    for number, _, value in fields(message):
+        found[number].append(value)
+    return found
+
+
+def last_number(values: list[Any], otherwise: int = 0) -> int:
+    """Return the last value of a field, which should be a number, without a sign."""
+    value = values[-1] if values else otherwise
     if isinstance(value, bytes):
         raise InputError("a protobuf field that should be a number is none")
-    return int(value - 2**64 if value >= 2**63 else value)
+    return int(value)
 
 
-def text(value: Any) -> str:
-    """Return a string field."""
-    return _bytes(value).decode(errors="replace")
+def last_text(values: list[Any]) -> str:
+    """Return the last value of a field as text."""
+    return _bytes(values[-1]).decode(errors="replace") if values else ""
 
 
 def _bytes(value: Any) -> bytes:
@@ -128,6 +145,7 @@ _TYPES: Final = (
     "checkpoint",
 )  # fmt: skip
 """Types of node, numbered from 1."""
+_COMP: Final = 4
 
 _TENSOR: Final = re.compile(r"\[(\d+), (\d+), \d+, (\d+), (\d+), '([^']*)'\]")
 """A tensor in the recorded inputs and outputs: id, storage, offset, elements, bytes per element, device."""
@@ -225,29 +243,22 @@ def arguments(values: str) -> list[list[Tensor]]:
 
 
 def _node(message: bytes) -> ChakraNode:
-    node = ChakraNode()
-    for number, _, value in fields(message):
-        if number == 1 and isinstance(value, int):
-            node.id = value
-        elif number == 2:
-            node.name = text(value)
-        elif number == 3 and isinstance(value, int):
-            node.type = _TYPES[value - 1] if 0 < value <= len(_TYPES) else f"type{value}"
-        elif number == 4:
-            node.ctrl_deps += read_varints(value)
-        elif number == 5:
-            node.data_deps += read_varints(value)
-        elif number == 6 and isinstance(value, int):
-            node.start_ns = _ns(value, "starts at")
-        elif number == 7 and isinstance(value, int):
-            node.duration_ns = _ns(value, "takes")
-        elif number == 8:
-            node.values = _values(value)
-            node.reads = [*_tensors(node.values)]
-        elif number == 9:
-            node.writes = [*_tensors(_values(value))]
-        elif number == 10 and isinstance(value, bytes):
-            _attribute(value, node.attributes)
+    of = members(message)
+    kind, inputs = last_number(of[3], _COMP), _values(of[8])
+    node = ChakraNode(
+        last_number(of[1]),
+        last_text(of[2]),
+        _TYPES[kind - 1] if 0 < kind <= len(_TYPES) else f"type{kind}",
+        ctrl_deps=[*chain.from_iterable(map(read_varints, of[4]))],
+        data_deps=[*chain.from_iterable(map(read_varints, of[5]))],
+        start_ns=_ns(last_number(of[6]), "starts at") if of[6] else None,
+        duration_ns=_ns(last_number(of[7]), "takes"),
+        reads=[*_tensors(inputs)],
+        writes=[*_tensors(_values(of[9]))],
+        values=inputs,
+    )
+    for attribute in of[10]:
+        _attribute(attribute, node.attributes)
     return node
 
 
@@ -257,12 +268,9 @@ def _ns(microseconds: int, what: str) -> int:
     return 1000 * microseconds
 
 
-def _values(value: Any) -> str:
-    """Return the values in an ``IOInfo`` message."""
-    for number, _, found in fields(value):
-        if number == 1:
-            return text(found)
-    return ""
+def _values(messages: list[Any]) -> str:
+    """Return the values in the last ``IOInfo`` message."""
+    return last_text(members(messages[-1])[1]) if messages else ""
 
 
 def _tensors(values: str) -> Iterator[Tensor]:
@@ -277,13 +285,13 @@ def _attribute(message: bytes, into: dict[str, Any]) -> None:
     name = ""
     for number, wire, value in fields(message):
         if number == 1:
-            name = text(value)
+            name = last_text([value])
         elif wire == 0 and isinstance(value, int):
             plain = value >> 1 ^ -(value & 1) if number in _ZIGZAG else as_signed(value)
             into[name] = bool(value) if number == _BOOL else plain
         elif number in _FIXED and isinstance(value, bytes):
             into[name] = int.from_bytes(value, "little", signed=number in (23, 25))
         elif number == _STRING:
-            into[name] = text(value)
+            into[name] = last_text([value])
         elif number == _BOOLS and isinstance(value, bytes):
             into[name] = [bool(one) for _, _, each in fields(value) for one in read_varints(each)]

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.chakra_nodes import as_signed, fields
+from scenarios.importers.chakra_nodes import as_signed, last_number, last_text, members
 from scenarios.importers.kineto.event_columns import EventColumns
 from scenarios.importers.kineto.gradients import UNNUMBERED
 from scenarios.importers.kineto.kineto_rows import GpuTask
@@ -73,7 +73,7 @@ def read_xplane(path: StrPath) -> list[Report]:
         The file is damaged, or has no op of a GPU, TPU or CPU.
     """
     with in_file(path):
-        planes = [_Plane(plane) for number, plane in _messages(read_bytes(path)) if number == 1]
+        planes = [*map(_Plane, members(read_bytes(path))[1])]
         devices = [(found, plane) for plane in planes if (found := _DEVICE.match(plane.name))]
         kinds = {found[1].lower() for found, plane in devices if plane.lines}
         kind = "tpu" if kinds == {"tpu"} else "gpu" if kinds else "cpu"
@@ -98,83 +98,51 @@ def read_xplane(path: StrPath) -> list[Report]:
 # -- messages -------------------------------------------------------------------------------------
 
 
-def _messages(message: bytes) -> Iterator[tuple[int, bytes]]:
-    return ((number, value) for number, _, value in fields(message) if isinstance(value, bytes))
+def _text(values: list[Any]) -> str:
+    return sys.intern(last_text(values))
 
 
-def _fields(message: bytes) -> dict[int, Any]:
-    """Return the fields of a message that has each at most once."""
-    return {number: value for number, _, value in fields(message)}
-
-
-def _text(value: Any) -> str:
-    return sys.intern(value.decode("utf-8", "replace")) if isinstance(value, bytes) else ""
+def _entry(message: bytes) -> tuple[int, Mapping[int, list[Any]]]:
+    """Return key and value of an entry of a map."""
+    of = members(message)
+    return last_number(of[1]), members(of[2][-1] if of[2] else b"")
 
 
 class _Plane:
     """A plane: its name, its stats, and its lines, whose events are read on demand."""
 
     def __init__(self, message: bytes) -> None:
-        self.name, self.lines = "", list[bytes]()
-        self._names: dict[int, tuple[str, list[bytes]]] = {}
-        self._stats: dict[int, str] = {}
-        own: list[bytes] = []
-        for number, value in _messages(message):
-            if number == 2:
-                self.name = _text(value)
-            elif number == 3:
-                self.lines.append(value)
-            elif number in (4, 5):
-                entry = _fields(value)
-                key, of = as_signed(entry.get(1, 0)), entry.get(2, b"")
-                name = _text(_fields(of).get(2))
-                if number == 4:
-                    self._names[key] = name, [value for n, value in _messages(of) if n == 5]
-                else:
-                    self._stats[key] = name
-            elif number == 6:
-                own.append(value)
-        self.stats = self._read_stats(own)
+        of = members(message)
+        self.name, self.lines = _text(of[2]), of[3]
+        self._names = {key: (_text(own[2]), own[5]) for key, own in map(_entry, of[4])}
+        self._stats = {key: _text(own[2]) for key, own in map(_entry, of[5])}
+        self.stats = self._read_stats(of[6])
 
     def events(self, line: bytes) -> list[_Event]:
         """Return the events of a line that have a duration, in order of time, outer ones first."""
-        start_ps, rows = 0, list[bytes]()
-        for number, wire, value in fields(line):
-            if number == 3 and wire == 0:
-                start_ps = 1000 * as_signed(value)
-            elif number == 4 and isinstance(value, bytes):
-                rows.append(value)
-        found = [event for row in rows if (event := self._event(row, start_ps)) is not None]
+        of = members(line)
+        start_ps = 1000 * as_signed(last_number(of[3]))
+        found = [event for row in of[4] if (event := self._event(members(row), start_ps)) is not None]
         return sorted(found, key=lambda event: (event.start_ns, -event.end_ns))
 
-    def _event(self, message: bytes, start_ps: int) -> _Event | None:
-        of, noted = {1: 0, 2: 0, 3: 0}, list[bytes]()
-        for number, _, value in fields(message):
-            if number == 4 and isinstance(value, bytes):
-                noted.append(value)
-            elif number in of:
-                of[number] = as_signed(value)
-        name, always = self._names.get(of[1], ("", []))
-        start, end = start_ps + of[2], start_ps + of[2] + of[3]
+    def _event(self, of: Mapping[int, list[Any]], start_ps: int) -> _Event | None:
+        name, always = self._names.get(last_number(of[1]), ("", []))
+        start, lasts = start_ps + as_signed(last_number(of[2])), as_signed(last_number(of[3]))
+        end = start + lasts
         if not 0 <= start <= end <= 1000 * LATEST_NS:
             raise InputError(f"{name or 'an event':.60}: from {start} to {end} ps is no span of time")
-        if not of[3]:
+        if not lasts:
             return None
-        return _Event(name, start // 1000, end // 1000, self._read_stats([*always, *noted]))
+        return _Event(name, start // 1000, end // 1000, self._read_stats([*always, *of[4]]))
 
     def _read_stats(self, stats: list[bytes]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for stat in stats:
-            key, value = 0, None
-            for number, _, of in fields(stat):
-                if number == 1:
-                    key = as_signed(of)
-                elif number in (3, 4, 7):
-                    value = self._stats.get(as_signed(of), "") if number == 7 else as_signed(of)
-                elif number == 5:
-                    value = _text(of)
-            if value is not None and key in self._stats:
-                found[self._stats[key]] = value
+        for of in map(members, stats):
+            name = self._stats.get(last_number(of[1]))
+            referred = [self._stats.get(as_signed(number), "") for number in of[7]]
+            values = [*map(as_signed, [*of[3], *of[4]]), *referred, *(_text([each]) for each in of[5])]
+            if values and name is not None:
+                found[name] = values[-1]
         return found
 
 
@@ -183,7 +151,7 @@ class _Plane:
 
 def _add_tasks(found: EventColumns, plane: _Plane, line: bytes, device: int, kind: str) -> None:
     """Add the tasks of a line of a device: the tasks of a stream, or a TPU's ops."""
-    name = _text(_fields(line).get(2))
+    name = _text(members(line)[2])
     if kind == "tpu" and name == _OPS:
         _add_ops(found, plane.events(line), device, 0)
     elif kind == "gpu" and (stream := _STREAM.match(name)):
