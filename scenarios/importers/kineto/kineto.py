@@ -225,17 +225,8 @@ class _Process:
         launcher: Mapping[int, str] = {}
         held: Mapping[int, tuple[int, int]] = {}
         if host == "calls":
-            latency_ns = self.overheads.launch_latency.usual_ns
-            own = HostOps(
-                trace,
-                names,
-                self.streams,
-                self.waits.host,
-                begin_ns,
-                latency_ns,
-                prefix,
-                f"cpu{self._number}",
-            )
+            latency_ns, cpu = self.overheads.launch_latency.usual_ns, f"cpu{self._number}"
+            own = HostOps(trace, names, self.streams, self.waits.host, begin_ns, latency_ns, prefix, cpu)
             yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
             launcher = own.launcher
             held = delays(trace, self.streams, own.issued_ns, begin_ns, self.overheads)
@@ -246,11 +237,19 @@ class _Process:
             after = [*([launcher[i]] if i in launcher else []), *(names[p] for p in self.streams.before[i])]
             if i in held:
                 since_ns, ns = held[i]
-                delay: Record = {"name": f"{prefix}delay.{i}", "kind": "delay", "after": after}
-                where = {**self._lane(task), "recorded_start_ns": since_ns - begin_ns}
-                delay |= {"duration_ns": ns, "attributes": where}
+                name, where = (
+                    f"{prefix}delay.{i}",
+                    {**self._lane(task), "recorded_start_ns": since_ns - begin_ns},
+                )
+                delay = {
+                    "name": name,
+                    "kind": "delay",
+                    "after": after,
+                    "duration_ns": ns,
+                    "attributes": where,
+                }
                 yield (since_ns, rank or 0, 1, i), delay | pin
-                after = [*after, delay["name"]]
+                after = [*after, name]
             op = {"name": names[i], "after": after} | pin | self._op(i, task, begin_ns)
             yield (task.start_ns, rank or 0, 2, i), self.told[i].added_to(op, names) if self.told else op
 
@@ -267,7 +266,7 @@ class _Process:
         if task.group is not None and task.communicates:
             attributes |= process_group(*task.group, task.group_size)
         meeting = self.rank.meetings.get(i)
-        duration_ns = self._alone_ns(i, task) if i in self._overlaps else task.duration_ns
+        duration_ns = self._alone_ns.get(i, task.duration_ns)
         if meeting is not None:
             attributes["communicator"] = meeting.communicator
             if meeting.peer != UNSET:
@@ -291,27 +290,21 @@ class _Process:
         }
 
     @cached_property
-    def _overlaps(self) -> frozenset[int]:
-        """Tasks that began before the end of one that they follow on their stream."""
-        trace = self.rank.trace
-        tasks, others, same = self.streams.edges
-        return frozenset(tasks[same & (trace.end_ns[others] > trace.start_ns[tasks])].tolist())
-
-    def _alone_ns(self, i: int, task: GpuTask) -> int:
-        """Return the duration of a task without its overlap with the previous one on its stream.
+    def _alone_ns(self) -> dict[int, int]:
+        """Durations, without the overlap, of tasks that began before the previous one on their stream ended.
 
         With programmatic dependent launch a kernel begins while the previous one still runs, and waits for it
         before it reads its results (CUDA C++ Programming Guide, "Programmatic Dependent Launch and
         Synchronization"); in the simulation it begins after that wait. Less than `OVERLAP_NS` is part of the
         gap, if there is one.
         """
-        on = task.device, task.stream
-        before = (self.rank.trace.tasks[p] for p in self.streams.before[i])
-        free_ns = max((each.end_ns for each in before if (each.device, each.stream) == on), default=0)
-        gap_ns = self.overheads.gap.usual_ns
-        if free_ns - task.start_ns <= (OVERLAP_NS if gap_ns else 0):
-            return task.duration_ns
-        return max(0, task.end_ns - free_ns - gap_ns)
+        trace, gap_ns = self.rank.trace, self.overheads.gap.usual_ns
+        tasks, others, same = self.streams.edges
+        free_ns = np.zeros(len(trace.tasks), np.int64)
+        np.maximum.at(free_ns, tasks[same], trace.end_ns[others[same]])
+        over = np.flatnonzero(free_ns - trace.start_ns > (OVERLAP_NS if gap_ns else 0))
+        alone_ns = np.maximum(0, trace.end_ns[over] - free_ns[over] - gap_ns)
+        return dict(zip(over.tolist(), alone_ns.tolist(), strict=True))
 
     def _warn(self, early: Sequence[GpuTask]) -> None:
         """Warn of ambiguous threads, and of tasks launched before the trace, or after they began."""

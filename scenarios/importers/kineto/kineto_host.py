@@ -270,9 +270,9 @@ class HostOps:
         streams: Streams,
         host_waits: Mapping[int, HostWait],
         begin_ns: int,
-        latency_ns: int = 0,
-        prefix: str = "",
-        device: str = "cpu",
+        latency_ns: int,
+        prefix: str,
+        device: str,
     ) -> None:
         self.ops: list[tuple[int, Record]] = []
         self.launcher: dict[int, str] = {}
@@ -288,37 +288,37 @@ class HostOps:
         self._queue = RecordedLaunchQueue(trace)
         self._waits: list[int] = []  # which of the ops are calls that only wait
         for call in trace.calls:
-            self._take(call.number, call)
+            self._take(call)
         self._split_waits()
 
-    def _take(self, n: int, call: HostCall) -> None:
+    def _take(self, call: HostCall) -> None:
         if tasks := self._launches.get(call.correlation, []):
-            self._launch(n, call, tasks)
+            self._launch(call, tasks)
         elif (awaited := self._awaited_tasks(call)) is not None:
-            self._reach(n, call)
-            self._wait(n, call, awaited)
+            self._reach(call)
+            self._wait(call, awaited)
             if not FREE.match(call.name):  # such a call also does work
                 self._waits.append(len(self.ops) - 1)
 
     # -- launches ----------------------------------------------------------------------------------
 
-    def _launch(self, n: int, call: HostCall, tasks: list[int]) -> None:
+    def _launch(self, call: HostCall, tasks: list[int]) -> None:
         """Add a launch, and its wait."""
         first = tasks[0]
         after: list[int] = []
-        task, name, waits = self._trace.tasks[first], f"launch.{n}", None
+        task, name, waits = self._trace.tasks[first], f"launch.{call.number}", None
         until = self._issue_ns(call, task)
         blocks = waits_for_copy(call.name, task.name) or self._was_unpinned(call, first)
         awaited = self._in_time(call, tasks) if blocks else []
         if awaited and self._is_held(call, first):
             until = min(until, call.start_ns + self._issuing_ns)
         elif not awaited and call.end_ns >= task.start_ns and COPY_FROM_PAGEABLE.search(task.name):
-            self._reach(n, call)
+            self._reach(call)
             after = self._in_time(call, self._streams.at((task.device, task.stream), call.correlation))
             if waited_ns := self._pass(call, after):
                 waits = {"recorded_wait_ns": waited_ns}
         elif not awaited and (freed := self._queue.freed_by(call)) is not None:
-            self._reach(n, call)
+            self._reach(call)
             after, waits = [freed], {"recorded_wait_ns": self._pass(call, [freed])}
         self._add(call, name, until, after, waits)
         self._called[self._control(call)] = 0 if awaited else call.end_ns
@@ -326,7 +326,7 @@ class HostOps:
         for i in tasks:
             self.launcher[i], self.issued_ns[i] = self._prefix + name, issued_ns
         if awaited:
-            self._wait(n, call, awaited)
+            self._wait(call, awaited)
 
     def _issue_ns(self, call: HostCall, task: GpuTask) -> int:
         """Return when a launch took effect: a latency before its task began, if that was within the call."""
@@ -379,13 +379,13 @@ class HostOps:
         """Return the tasks that had ended when a call returned: it cannot have waited for others."""
         return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns + APART_NS]
 
-    def _wait(self, n: int, call: HostCall, awaited: list[int]) -> None:
+    def _wait(self, call: HostCall, awaited: list[int]) -> None:
         """Add a wait; it lasts for the rest of its call after what it waits for has ended."""
         own: dict[str, Any] = {"recorded_wait_ns": self._pass(call, awaited)}
         inferred = call.correlation in self._host_waits and call.correlation not in self._trace.host_waits
         if inferred and awaited and not own["recorded_wait_ns"]:
             own["inferred_wait"] = True
-        self._add(call, f"synchronize.{n}", call.end_ns, awaited, own)
+        self._add(call, f"synchronize.{call.number}", call.end_ns, awaited, own)
 
     def _split_waits(self) -> None:
         """Put a delay before each call that waited for something not in the trace."""
@@ -410,10 +410,10 @@ class HostOps:
     def _control(self, call: HostCall) -> Thread:
         return self._trace.callers.get(call.thread, call.thread)
 
-    def _reach(self, n: int, call: HostCall) -> None:
+    def _reach(self, call: HostCall) -> None:
         """Account for the host's own time until a call begins."""
         if call.start_ns > self._point.get(self._control(call), self._begin_ns):
-            self._add(call, f"host.{n}", call.start_ns)
+            self._add(call, f"host.{call.number}", call.start_ns)
 
     def _pass(self, call: HostCall, awaited: list[int]) -> int:
         """Account for the time until tasks have ended; return how long that is."""
