@@ -133,10 +133,7 @@ def read_operators(path: StrPath) -> list[Operator]:
     if not isinstance(nodes, list) or not nodes or "schema" not in data:
         raise InputError(f"{path}: not an execution graph of PyTorch (it has no schema, or no list nodes)")
     if any(isinstance(node, dict) and "cat" in node for node in nodes):
-        raise InputError(
-            f"{path}: is an execution graph that was linked with a trace; give the trace (kineto:) and the "
-            "graph as PyTorch wrote it (execution_graph:), or convert it (chakra_converter) to a Chakra trace"
-        )
+        raise InputError(f"{path}: was linked with a trace; give the trace, and PyTorch's own graph")
     found = []
     for index, node in enumerate(nodes):
         try:

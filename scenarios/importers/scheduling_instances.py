@@ -150,16 +150,14 @@ class FlexibleJobShop:
         )
 
     @staticmethod
-    def load(path: StrPath, *, unit: str = "1us", machines_from: int | None = None) -> Graph:
-        """Return the graph of a file, with names as in a job shop.
+    def load(path: StrPath, *, unit: str = "1us") -> Graph:
+        """Return the graph of a file, with names as in a job shop; the first machine is 0 or 1, as named.
 
         Parameters
         ----------
         path : path
         unit : str
             Duration of a time of 1.
-        machines_from : int, optional
-            The number of the first machine, 0 or 1; default: 0 if any op names a machine 0.
 
         Raises
         ------
@@ -169,7 +167,7 @@ class FlexibleJobShop:
         machines, lines = _job_lines(path, 3)
         jobs = [_flexible(line) for line in lines]
         named = [machine for job in jobs for times in job for machine in times]
-        first = machines_from if machines_from is not None else min(1, *named)
+        first = min(1, *named)
         for line, job in zip(lines, jobs, strict=True):
             if any(not first <= machine < first + machines for times in job for machine in times):
                 line.wrong(f"ops on machines from {first} to {first + machines - 1}")

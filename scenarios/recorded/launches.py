@@ -36,7 +36,7 @@ from policies.rewrite.records import Edge, OpEntry
 from scenarios.recorded import select as roles
 from scenarios.recorded.program import RecordedProgram
 from scenarios.recorded.select import Names
-from sim.base.arrays import BoolArray, group_pairs
+from sim.base.arrays import group_pairs
 from sim.base.errors import InputError
 from sim.base.units import format_duration
 from sim.graph.graph import Graph
@@ -472,28 +472,11 @@ def remove_ops(graph: Graph, words: Sequence[str], *, host_work: bool = True) ->
     Raises
     ------
     InputError
-        A word matches no op, nothing would be left, or a rank would be missing from a remaining collective.
+        A word matches no op, or nothing would be left.
     """
     which = np.any([*Names(graph).find_each(words)], axis=0)
     if which.all():
         raise InputError("nothing is left to run")
-    _refuse_alone(graph, which)
     program = RecordedProgram(graph)
     program.drop((graph.op_names[op] for op in np.flatnonzero(which).tolist()), host_work=host_work)
     return program.graph()
-
-
-def _refuse_alone(graph: Graph, which: BoolArray) -> None:
-    """Raise if a collective would be removed from only some ranks: the others would wait, or mismatch."""
-    left: dict[str, dict[str, int]] = {}
-    for op in graph.in_communicators:
-        of = left.setdefault(str(graph.attributes[op]["communicator"]), {})
-        pin = graph.pins[int(graph.pin_code[op])]
-        of[pin] = of.get(pin, 0) + (not which[op])
-    for name, counts in left.items():
-        most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
-        if counts[most] != counts[least]:
-            raise InputError(
-                f"of communicator {name!r} {least} would have {counts[least]} collectives left and {most} "
-                f"{counts[most]}; remove them on all ranks"
-            )

@@ -261,7 +261,7 @@ def first(data: Any, **values: Any) -> None:
         ("[" * 100_000, "not JSON"),
         ('{"schema": "1.0.1", "nodes": []}', "not an execution graph"),
         ('{"schema": "1.0.1", "nodes": [7]}', r"nodes\[0\] \(None\)"),
-        (broken(lambda d: first(d, cat="kernel")), "that was linked with a trace; give the trace"),
+        (broken(lambda d: first(d, cat="kernel")), "was linked with a trace; give the trace"),
         (broken(lambda d: first(d, id=-3)), r"nodes\[0\] \(aten::linear\): '-3' is no number"),
         (broken(lambda d: first(d, ctrl_deps=99)), r"nodes\[0\].*: is called by node 99, which began later"),
         (broken(lambda d: first(d, inputs={"values": 1, "shapes": [], "types": []})), "'1' is no list"),
