@@ -162,7 +162,7 @@ class WhatIf(Strict):
 
     def steps(self) -> Iterator[tuple[tuple[str | int, ...], Callable[[Graph], Graph]]]:
         """Yield each change with the path of its key."""
-        from scenarios.recorded import durations, launches, other_gpu
+        from scenarios.recorded import durations, launches
 
         if (gone := self.remove) is not None:
             stays = gone.host == "stays"
@@ -170,7 +170,7 @@ class WhatIf(Strict):
         for n, one in enumerate(self.fuse):
             yield ("fuse", n), _fused_by(launches.fuse_kernels, one)
         if (to := self.device) is not None:
-            yield ("device",), lambda g: other_gpu.on_device(g, to.source, to.target, to.bound)
+            yield ("device",), lambda g: durations.on_device(g, to.source, to.target, to.bound)
         if self.scale:
             yield ("scale",), lambda g: durations.scale_durations(g, self.scale)
         if (more := self.bandwidth) is not None:

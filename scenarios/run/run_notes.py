@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from scenarios.recorded.other_gpu import is_of_model
+from scenarios.recorded.durations import is_of_model
 from sim.base import plugins
 from sim.base.arrays import UNSET, group_pairs
 from sim.base.errors import list_names

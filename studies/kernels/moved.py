@@ -4,7 +4,7 @@
 
     python -m studies.kernels.moved --data DIR [--left-out] [TABLE ...]
 
-The time of a kernel on one GPU is converted to the other as in `scenarios.recorded.other_gpu`, and
+The time of a kernel on one GPU is converted to the other as in `scenarios.recorded.durations`, and
 compared with the measurement there; and so is the ratio of the rooflines, for kernels that compute
 the geometric mean of those of memory and arithmetic. With --left-out the other GPU was not measured.
 """
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from devices.cost.kernel_costs import load_fits
-from scenarios.recorded.other_gpu import moved_ns
+from scenarios.recorded.durations import moved_ns
 from sim.base.arrays import FloatArray
 from studies.kernels.fitting import alone, kernel_ns
 from studies.kernels.judge import MOST, without
