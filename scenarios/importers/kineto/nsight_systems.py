@@ -29,7 +29,7 @@ import sqlite3
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
@@ -59,6 +59,13 @@ _SHAPE: Final = (
     *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
     *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
 )
+_TASKS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "KERNEL": (("demangledName",), _SHAPE),
+    "MEMCPY": (("bytes", "copyKind"), ("srcKind", "dstKind")),
+    "MEMSET": (("bytes",), ()),
+    "GRAPH_TRACE": (("graphId",), ()),
+}
+"""Tables of tasks, with the required and the optional columns besides those of all."""
 _COPIES: Final = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
 """Kinds of copies, from 1 on."""
 _MIGRATION: Final = 11
@@ -75,6 +82,10 @@ _ROW_BYTES: Final = 4
 """Minimum size of a row, in bytes."""
 _LONGEST: Final = 2**24
 """Maximum size of a row, in bytes."""
+
+
+_Columns = dict[str, IntArray]
+"""Columns of a table, by name."""
 
 
 class Report(NamedTuple):
@@ -166,17 +177,17 @@ class _Tables:
                 raise InputError(f"a damaged SQLite database ({table} has more rows than its bytes hold)")
         return [*zip(*rows, strict=True)] or [[]] * (len(required) + len(optional))
 
-    def numbers(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> list[IntArray]:
-        """Return columns of non-negative whole numbers; in an optional one, -1 means none."""
-        columns = self.values(table, required, optional)
-        for n in range(len(required), len(columns)):
-            columns[n] = [UNSET if value is None else value for value in columns[n]]
-        found = [
-            _wholes(table, column, values, UNSET if n >= len(required) else 0)
-            for n, (column, values) in enumerate(zip((*required, *optional), columns, strict=True))
-        ]
-        if required[:2] == _SPAN:
-            start, end = found[:2]
+    def numbers(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> _Columns:
+        """Return columns of non-negative whole numbers, by name; in an optional one, -1 means none."""
+        columns = zip((*required, *optional), self.values(table, required, optional), strict=True)
+        found = {
+            column: _wholes(table, column, [UNSET if each is None else each for each in values], UNSET)
+            if column in optional
+            else _wholes(table, column, values, 0)
+            for column, values in columns
+        }
+        if "end" in required:
+            start, end = found["start"], found["end"]
             for n in np.flatnonzero((end < start) | (end > LATEST_NS))[:1].tolist():
                 raise InputError(f"{table}, row {n + 1}: from {start[n]} to {end[n]} ns is no span of time")
         return found
@@ -208,8 +219,7 @@ def _process(serial: IntArray) -> IntArray:
 
 
 def _read(tables: _Tables) -> list[Report]:
-    names_of_tables = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
-    tasks = group_pairs(row for table in names_of_tables for row in _tasks(tables, _CUPTI + table))
+    tasks = group_pairs(row for kind in _TASKS for row in _tasks(tables, kind))
     if not tasks:
         raise InputError(
             "no kernel, copy or fill of a GPU in the recording (`nsys profile --trace=cuda,nvtx`)"
@@ -217,8 +227,8 @@ def _read(tables: _Tables) -> list[Report]:
     calls = tables.numbers(f"{_CUPTI}RUNTIME", (*_SPAN, "correlationId", "globalTid", "nameId"))
     unsaid = tasks.pop(UNSET, [])  # as in older recordings
     if unsaid:
-        launched = np.isin(calls[2], [task.correlation for task in unsaid])
-        processes = {*_process(calls[3][launched]).tolist(), *tasks} or {UNSET}
+        launched = np.isin(calls["correlationId"], [task.correlation for task in unsaid])
+        processes = {*_process(calls["globalTid"][launched]).tolist(), *tasks} or {UNSET}
         if len(processes) > 1:
             several = ", ".join(map(str, sorted(processes)[:5]))
             raise InputError(
@@ -226,7 +236,7 @@ def _read(tables: _Tables) -> list[Report]:
                 "(no globalPid); record each by itself (`mpirun ... nsys profile ...`), and give the folder"
             )
         tasks.setdefault(processes.pop(), []).extend(unsaid)
-    names = [_VERSION.sub("", name) for name in tables.texts(f"{_CUPTI}RUNTIME", "nameId", calls[4])]
+    names = [_VERSION.sub("", name) for name in tables.texts(f"{_CUPTI}RUNTIME", "nameId", calls["nameId"])]
     gpus, found, alone = _gpus(tables), list[Report](), len(tasks) == 1
     for process in sorted(tasks, key=lambda each: (min(task.device for task in tasks[each]), each)):
         events = EventColumns()
@@ -241,45 +251,36 @@ def _read(tables: _Tables) -> list[Report]:
 # -- tasks ----------------------------------------------------------------------------------------
 
 
-def _tasks(tables: _Tables, table: str) -> Iterator[tuple[int, GpuTask]]:
+def _tasks(tables: _Tables, kind: str) -> Iterator[tuple[int, GpuTask]]:
     """Yield the tasks of a table, each with its process."""
-    own = {"KERNEL": ("demangledName",), "MEMCPY": ("bytes", "copyKind"), "MEMSET": ("bytes",)}
-    kind = table.removeprefix(_CUPTI)
-    required = (*_PLACE, *own.get(kind, ("graphId",)))
-    optional = {"KERNEL": _SHAPE, "MEMCPY": ("srcKind", "dstKind")}.get(kind, ())
-    start, end, device, stream, correlation, *more = tables.numbers(table, required, ("globalPid", *optional))
-    process, *facts = more[len(required) - len(_PLACE) :]
-    nbytes = np.zeros(len(start), np.int64)
-    shapes: list[dict[str, Any]] = [{} for _ in nbytes]
+    table, (required, optional) = _CUPTI + kind, _TASKS[kind]
+    of = tables.numbers(table, (*_PLACE, *required), ("globalPid", *optional))
+    start, end = of["start"], of["end"]
+    nothing = np.zeros(len(start), np.int64)
+    shapes: list[dict[str, Any]] = [{} for _ in nothing]
     if kind == "KERNEL":
-        names = tables.texts(table, "demangledName", more[0])
-        shapes = [*map(_shape, *(fact.tolist() for fact in facts))]
+        names = tables.texts(table, "demangledName", of["demangledName"])
+        shapes = [*map(_shape, *(of[fact].tolist() for fact in _SHAPE))]
     elif kind == "MEMCPY":
-        names = [*map(_copy, *(column.tolist() for column in (more[1], *facts)))]
-        nbytes = more[0]
-    elif kind == "MEMSET":
-        names, nbytes = ["Memset (Device)"] * len(start), more[0]
+        names = [*map(_copy, *(of[each].tolist() for each in ("copyKind", "srcKind", "dstKind")))]
     else:
-        names = [f"CUDA graph {number}" for number in more[0].tolist()]
-    columns = (device, stream, correlation, start, end - start, nbytes)
+        names = [f"CUDA graph {number}" for number in of.get("graphId", nothing).tolist()]
+        names = names if kind == "GRAPH_TRACE" else ["Memset (Device)"] * len(start)
+    left_out = {
+        f"task(s) of {table} are left out: their times were not recorded": end == 0,
+        "move(s) of unified memory are left out: kernels that waited for them have that in their time": (
+            of.get("copyKind", nothing) >= _MIGRATION
+        ),
+    }
+    for what, which in left_out.items():
+        if which.any():
+            warnings.warn(f"{tables.path}: {which.sum()} {what}", stacklevel=2)
+    columns = (*(of[each] for each in _PLACE[2:]), start, end - start, of.get("bytes", nothing))
     rows = zip(names, *(column.tolist() for column in columns), shapes, strict=True)
-    untimed = end == 0
-    if untimed.any():
-        warnings.warn(
-            f"{tables.path}: {untimed.sum()} task(s) of {table} are left out: their times were not recorded",
-            stacklevel=2,
-        )
-    moved = more[1] >= _MIGRATION if kind == "MEMCPY" else np.zeros(len(start), bool)
-    if moved.any():
-        warnings.warn(
-            f"{tables.path}: {moved.sum()} move(s) of unified memory are left out: kernels that waited for "
-            "them have that in their time",
-            stacklevel=2,
-        )
-    kept, of = ~(moved | untimed), _process(process)
-    for row, keep, whose in zip(rows, kept.tolist(), of.tolist(), strict=True):
-        if keep:
-            yield whose, GpuTask(*row)
+    left = np.any([*left_out.values()], axis=0).tolist()
+    for row, out, process in zip(rows, left, _process(of["globalPid"]).tolist(), strict=True):
+        if not out:
+            yield process, GpuTask(*row)
 
 
 def _copy(kind: int, source: int, target: int) -> str:
@@ -301,16 +302,15 @@ def _shape(*facts: int) -> dict[str, Any]:
 # -- the host -------------------------------------------------------------------------------------
 
 
-def _add_calls(found: EventColumns, names: Sequence[str], calls: Sequence[IntArray], process: int) -> None:
+def _add_calls(found: EventColumns, names: Sequence[str], calls: _Columns, process: int) -> None:
     """Add the calls of a process; of nested calls with one number, only the outer one."""
-    order = np.lexsort((-calls[1], calls[0], calls[2], calls[3]))
-    start, end, correlation, thread, _ = (column[order] for column in calls)
+    order = np.lexsort((-calls["end"], calls["start"], calls["correlationId"], calls["globalTid"]))
+    start, end, correlation, thread, _ = (column[order] for column in calls.values())
     own = (_process(thread) == process) & (end > 0)  # 0: not recorded
     same = (thread[1:] == thread[:-1]) & (correlation[1:] == correlation[:-1])
     own[1:] &= ~(same & (start[1:] < end[:-1]))
-    threads = _threads(thread[own])
     named = [names[n] for n in order[own].tolist()]
-    found.add_calls(named, threads, correlation[own], start[own], end[own])
+    found.add_calls(named, _threads(thread[own]), correlation[own], start[own], end[own])
 
 
 def _threads(serial: IntArray) -> list[Thread]:
@@ -321,7 +321,7 @@ def _add_waits(found: EventColumns, tables: _Tables, process: int, *, alone: boo
     """Add the recorded waits of calls and streams of a process."""
 
     def rows(table: str, required: Sequence[str], optional: Sequence[str]) -> list[IntArray]:
-        *columns, whose = tables.numbers(_CUPTI + table, required, (*optional, "globalPid"))
+        *columns, whose = tables.numbers(_CUPTI + table, required, (*optional, "globalPid")).values()
         own = _process(whose) == process if not alone else np.ones(len(whose), bool)
         return [column[own] for column in columns]
 
@@ -350,9 +350,8 @@ def _add_waits(found: EventColumns, tables: _Tables, process: int, *, alone: boo
 def _add_ranges(found: EventColumns, tables: _Tables, process: int) -> None:
     """Add ranges that the program and its libraries named, and calls of MPI."""
     for table in ("NVTX_EVENTS", *_MPI):
-        start, end, thread, number, kind = tables.numbers(
-            table, ("start",), ("end", "globalTid", "textId", "eventType")
-        )
+        columns = tables.numbers(table, ("start",), ("end", "globalTid", "textId", "eventType"))
+        start, end, thread, number, kind = columns.values()
         (texts,) = tables.values(table, (), ("text",))
         own = (end >= start) & (_process(thread) == process) & np.isin(kind, (UNSET, *_PUSH_POP))
         at = [n for n in np.flatnonzero(own).tolist() if texts[n] is not None or number[n] != UNSET]
@@ -365,7 +364,7 @@ def _add_ranges(found: EventColumns, tables: _Tables, process: int) -> None:
 
 def _rank(tables: _Tables, process: int, *, alone: bool) -> int | None:
     """Return the MPI rank of a process; older recordings give it in a name, if there is only one."""
-    threads, ranks = tables.numbers("MPI_RANKS", ("globalTid", "rank"))
+    threads, ranks = tables.numbers("MPI_RANKS", ("globalTid", "rank")).values()
     known = ranks[_process(threads) == process].tolist()
     (texts,) = tables.values("NVTX_EVENTS", (), ("text",)) if alone else ([],)
     named = (_MPI_RANK.fullmatch(text) for text in texts if isinstance(text, str))
