@@ -19,16 +19,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from devices.describe.field_types import dtype_bits
+from scenarios.importers import torch_export as aten
 from scenarios.importers.files import parts, read_json
 from scenarios.importers.tensor_flow import Tensor, written_arguments
-from scenarios.importers.torch_export import (
-    CAUSAL,
-    WINDOWS,
-    attributes_of,
-    kind_of,
-    order_tensors,
-    plain_name,
-)
 from scenarios.ops.attributes import FLOATING, math_dtype
 from scenarios.ops.op_costs import ELEMENTWISE, cost_of
 from scenarios.ops.op_formulas import Cost, OpFacts, TensorFacts, convolution_sizes, measured_shape
@@ -236,12 +229,12 @@ class CostedOperator(NamedTuple):
 
 def is_view(operator: Operator) -> bool:
     """Whether an operator only views its input, or does no work."""
-    return plain_name(operator.name) in _NO_WORK or _kind(operator) in _FREE
+    return aten.plain_name(operator.name) in _NO_WORK or _kind(operator) in _FREE
 
 
 def known_cost(operator: Operator) -> CostedOperator | None:
     """Return the cost of an operator; None if it has no formula, or moves nothing."""
-    name = plain_name(operator.name)
+    name = aten.plain_name(operator.name)
     try:
         if name == "convolution_backward":
             return _convolution_backward(operator)
@@ -251,7 +244,7 @@ def known_cost(operator: Operator) -> CostedOperator | None:
         given, made = list(tensors(operator.inputs)), list(tensors(operator.outputs))
         attributes = _attributes_of(name, _node(operator))
         facts = OpFacts(
-            kind, tuple(map(_facts, order_tensors(name, given))), tuple(map(_facts, made)), attributes
+            kind, tuple(map(_facts, aten.order_tensors(name, given))), tuple(map(_facts, made)), attributes
         )
         dtype = math_dtype([value.dtype for value in given if value.dtype is not None])
         return CostedOperator(kind, cost_of(facts), dtype, {**attributes, **measured_shape(facts)})
@@ -260,15 +253,15 @@ def known_cost(operator: Operator) -> CostedOperator | None:
 
 
 def _attributes_of(name: str, node: Any) -> dict[str, Any]:
-    own = name in WINDOWS or name in CAUSAL  # their arguments have other positions
-    return attributes_of(name if own else _SAME.get(name, name), node)
+    own = name in aten.WINDOWS or name in aten.CAUSAL  # their arguments have other positions
+    return aten.attributes_of(name if own else _SAME.get(name, name), node)
 
 
 _PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "linear")
-_CONVOLUTIONS: Final = tuple(name for name in WINDOWS if "transpose" not in name)
+_CONVOLUTIONS: Final = tuple(name for name in aten.WINDOWS if "transpose" not in name)
 _AS_FIRST: Final = ("_softmax", "_log_softmax", "native_layer_norm", "native_batch_norm", "cudnn_batch_norm",
     "_softmax_backward_data", "_log_softmax_backward_data", "native_batch_norm_backward",
-    "cudnn_batch_norm_backward", *CAUSAL)  # fmt: skip
+    "cudnn_batch_norm_backward", *aten.CAUSAL)  # fmt: skip
 """Operators whose sizes follow from their first inputs."""
 _IN_ONE: Final = {
     "_flash_attention_forward": (0, 8),
@@ -296,7 +289,7 @@ def is_sized(name: str) -> bool:
     >>> is_sized("aten::addmm"), is_sized("aten::mul_"), is_sized("aten::view")
     (True, True, False)
     """
-    return name in _SIZED or plain_name(name) in _IN_PLACE or _streaming_kind(name) is not None
+    return name in _SIZED or aten.plain_name(name) in _IN_PLACE or _streaming_kind(name) is not None
 
 
 @cache
@@ -367,7 +360,7 @@ def _bytes_of(name: str, shapes: Sequence[Any], dtypes: Sequence[str | None]) ->
         if shape
     ]
     nbytes = [math.prod(shape) * size for shape, size in given]
-    if plain_name(name) in _IN_PLACE:
+    if aten.plain_name(name) in _IN_PLACE:
         return {"bytes_read": sum(nbytes[1:]), "bytes_written": nbytes[0]}
     size = 1 if _BOOLEAN.fullmatch(kind) else max(size for _, size in given)
     made = math.prod(np.broadcast_shapes(*(shape for shape, _ in given))) * size
@@ -378,7 +371,7 @@ def _sizes_of(name: str, shapes: Sequence[Any], values: bytes) -> dict[str, Any]
     said = json.loads(values) if values else []
     inputs = [_read_input(shape, *said[i : i + 1]) for i, shape in enumerate(shapes)]
     operator = Operator(0, 0, name, "", 0, 0, inputs, [])
-    plain = plain_name(name)
+    plain = aten.plain_name(name)
     given = [one.shape for one in tensors(inputs)]
     if plain == "convolution_backward":
         return _gradients_sizes(inputs)
@@ -387,7 +380,7 @@ def _sizes_of(name: str, shapes: Sequence[Any], values: bytes) -> dict[str, Any]
     node, kind = _node(operator), _kind(replace(operator, outputs=inputs[:1]))
     node.meta = _meta(inputs[0])
     attributes = _attributes_of(plain, node)
-    facts = tuple(map(_facts, order_tensors(plain, list(tensors(inputs)))))
+    facts = tuple(map(_facts, aten.order_tensors(plain, list(tensors(inputs)))))
     shape = facts[0].shape
     if plain in _PRODUCTS:
         shape = (*shape[:-1], given[1][0] if plain == "linear" else facts[1].shape[-1])
@@ -444,11 +437,11 @@ def bytes_of(operator: Operator) -> Cost:
 
 
 def _kind(operator: Operator) -> str | None:
-    name = plain_name(operator.name)
+    name = aten.plain_name(operator.name)
     if not operator.name.startswith("aten::"):
         return None
     try:
-        return kind_of(_SAME.get(name, name), _node(operator))
+        return aten.kind_of(_SAME.get(name, name), _node(operator))
     except (AttributeError, LookupError, TypeError):
         return None
 

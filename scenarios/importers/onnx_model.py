@@ -27,23 +27,8 @@ from typing import Any, Literal
 
 import yaml
 
-from scenarios.importers.onnx_nodes import (
-    BRANCHES,
-    Scope,
-    Told,
-    compute_dtype,
-    control_kind,
-    first_output,
-    graphs_of,
-    kind_of,
-    node_name,
-    nodes_of,
-    op_facts,
-    op_name,
-    operands_of,
-    tensor_facts,
-    views_weight,
-)
+from scenarios.importers import onnx_nodes as nodes
+from scenarios.importers.onnx_nodes import Scope, Told
 from scenarios.importers.onnx_shapes import Rebatch, check_scaled, infer, inputs_at, inputs_of
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.inlining import Function, add_ops
@@ -206,9 +191,9 @@ def _check_kinds(model: Any, unknown: str) -> None:
     """Raise, or warn, if operators have no cost formula."""
     counts = Counter(
         node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
-        for node in nodes_of(model.graph)
+        for node in nodes.nodes_of(model.graph)
         if node.op_type not in ("Constant", "If", "Loop", "Scan", "SequenceMap")
-        and kind_of(node.op_type, node.domain) not in COSTS
+        and nodes.kind_of(node.op_type, node.domain) not in COSTS
     )
     without_formula(counts, unknown, UNKNOWN_BYTES)
 
@@ -253,8 +238,8 @@ def build_graph(graph: Any, scope: Scope, dtype: str | None, told: Told, name: s
     builder = GraphBuilder(name)
     for given in graph.input:
         if not scope.values[given.name].constant:
-            builder.input(given.name, tensor_facts(scope.values[given.name], dtype).nbytes)
-    whole = _Whole(builder, {}, dtype, told, frozenset(node.name for node in nodes_of(graph)))
+            builder.input(given.name, nodes.tensor_facts(scope.values[given.name], dtype).nbytes)
+    whole = _Whole(builder, {}, dtype, told, frozenset(node.name for node in nodes.nodes_of(graph)))
     refs = {given.name: given.name for given in graph.input if given.name in builder}
     ops = _Ops(graph, scope, whole, "", refs, None)
     ops.declare()
@@ -307,15 +292,17 @@ class _Ops:
         if parent is not None:  # names for its weights
             own = self.values.keys() - parent.values.keys()
             self.taken |= {value for value in own if self.values[value].constant}
-        written = [node for node in graph.node if first_output(node) in self.values]  # others are not read
-        self.running = [node for node in written if not self.values[first_output(node)].constant]
-        inner = [g for node in self.running for n in _with_inner(node) for g in graphs_of(n).values()]
+        written = [
+            node for node in graph.node if nodes.first_output(node) in self.values
+        ]  # others are not read
+        self.running = [node for node in written if not self.values[nodes.first_output(node)].constant]
+        inner = [g for node in self.running for n in _with_inner(node) for g in nodes.graphs_of(n).values()]
         self.read_here = {value for node in self.running for n in _with_inner(node) for value in n.input}
         self.read_here |= {output.name for g in (graph, *inner) for output in g.output}
         self.spoken = {*self.values, *(node.name for node in graph.node)}
         self.origin: dict[str, str] = {}  # a view of a weight is that weight
         for node in written:
-            if views_weight(node) and self.values[first_output(node)].constant:
+            if nodes.views_weight(node) and self.values[nodes.first_output(node)].constant:
                 self.origin[node.output[0]] = self.origin.get(node.input[0], node.input[0])
 
     # -- what is read ----------------------------------------------------------------------------
@@ -323,8 +310,8 @@ class _Ops:
     def declare(self) -> None:
         """Declare the weights that nodes of the model's own graph read, before any op gets a name."""
         for node in self.running:
-            operands = operands_of(node, self.values)
-            first = {"": 0, "If": 1, "Loop": 2}[control_kind(node)]  # after the input that steers it
+            operands = nodes.operands_of(node, self.values)
+            first = {"": 0, "If": 1, "Loop": 2}[nodes.control_kind(node)]  # after the input that steers it
             for i, value in enumerate(node.input):
                 if i >= first and value and self.values[value].constant and i not in operands:
                     self.read(value)
@@ -362,7 +349,9 @@ class _Ops:
         if key not in names:
             name = _unused_name(owner.prefix + value, builder, self.root.taken)
             self.root.taken.add(name)
-            names[key] = builder.parameter(name, tensor_facts(self.values[value], self.whole.dtype).nbytes)
+            names[key] = builder.parameter(
+                name, nodes.tensor_facts(self.values[value], self.whole.dtype).nbytes
+            )
         return names[key]
 
     # -- what is written -------------------------------------------------------------------------
@@ -370,10 +359,10 @@ class _Ops:
     def write(self) -> None:
         """Write one record for every node that runs."""
         for node in self.graph.node:
-            if control_kind(node):
-                self.whole.steered.add(self.prefix + node_name(node))
+            if nodes.control_kind(node):
+                self.whole.steered.add(self.prefix + nodes.node_name(node))
         for node in self.running:
-            {"If": self._if, "Loop": self._loop, "": self._op}[control_kind(node)](node)
+            {"If": self._if, "Loop": self._loop, "": self._op}[nodes.control_kind(node)](node)
 
     def _add(self, name: str, kind: str, inputs: Sequence[str], **facts: Any) -> str:
         self.taken.add(name)
@@ -381,7 +370,7 @@ class _Ops:
         return name
 
     def _name(self, node: Any, n_outputs: int) -> str:
-        name = op_name(node, self.taken, self.spoken, n_outputs)
+        name = nodes.op_name(node, self.taken, self.spoken, n_outputs)
         self.taken.add(name)
         return name
 
@@ -389,14 +378,14 @@ class _Ops:
         outputs = list(node.output)
         while len(outputs) > 1 and outputs[-1] not in self.read_here:
             outputs.pop()
-        facts, sources = op_facts(node, outputs, self.values, self.whole.dtype)
-        where = f"node {node_name(node)!r} ({node.op_type})"
+        facts, sources = nodes.op_facts(node, outputs, self.values, self.whole.dtype)
+        where = f"node {nodes.node_name(node)!r} ({node.op_type})"
         inputs = [self.read(value) for value in sources]
         name = self._add(
             self._name(node, len(outputs)),
             inputs=inputs,
             **op_arguments(facts, where, facts.attributes, known=facts.kind in COSTS),
-            dtype=compute_dtype(node, self.values, self.whole.dtype),
+            dtype=nodes.compute_dtype(node, self.values, self.whole.dtype),
         )
         self._refer(outputs, name)
 
@@ -408,8 +397,8 @@ class _Ops:
     # -- nodes with subgraphs --------------------------------------------------------------------
 
     def _inside(self, node: Any, attribute: str, path: str, refs: dict[str, str]) -> _Ops:
-        scope = self.scope.inside[first_output(node), attribute]
-        inner = _Ops(graphs_of(node)[attribute], scope, self.whole, f"{self.prefix}{path}/", refs, self)
+        scope = self.scope.inside[nodes.first_output(node), attribute]
+        inner = _Ops(nodes.graphs_of(node)[attribute], scope, self.whole, f"{self.prefix}{path}/", refs, self)
         inner.write()
         return inner
 
@@ -420,9 +409,9 @@ class _Ops:
 
     def _if(self, node: Any) -> None:
         name = self._name(node, len(node.output))
-        keys = [key for key in BRANCHES if (first_output(node), key) in self.scope.inside]
+        keys = [key for key in nodes.BRANCHES if (nodes.first_output(node), key) in self.scope.inside]
         decided = len(keys) == 1
-        paths = {key: name if decided else f"{name}/{BRANCHES[key]}" for key in keys}
+        paths = {key: name if decided else f"{name}/{nodes.BRANCHES[key]}" for key in keys}
         sides = {key: self._inside(node, key, path, {}) for key, path in paths.items()}
         returned = {key: ops.graph.output[: len(node.output)] for key, ops in sides.items()}
         results = {key: [ops.read(output.name) for output in returned[key]] for key, ops in sides.items()}
@@ -432,14 +421,14 @@ class _Ops:
         if decided:
             self._add(name, "call", inputs, attributes={"body": bodies[keys[0]]})
         else:
-            named = {BRANCHES[key]: body for key, body in bodies.items()}
+            named = {nodes.BRANCHES[key]: body for key, body in bodies.items()}
             self._add(name, "if", [self._predicate(node, name), *inputs], attributes=named)
         self._refer(node.output, name)
 
     def _predicate(self, node: Any, name: str) -> str:
         """Return the op that decides: that of the condition if it has an outcome, or a new one."""
         told, condition = self.whole.told, self.read(node.input[0])
-        path = self.prefix + node_name(node)
+        path = self.prefix + nodes.node_name(node)
         if "outcome" in told.get(path, {}):
             outcome = {"outcome": told[path]["outcome"]}
             return self._add(f"{name}/predicate", "identity", [condition], duration_ns=0, attributes=outcome)
@@ -452,7 +441,7 @@ class _Ops:
         )
 
     def _loop(self, node: Any) -> None:
-        body, scope = graphs_of(node)["body"], self.scope.inside[first_output(node), "body"]
+        body, scope = nodes.graphs_of(node)["body"], self.scope.inside[nodes.first_output(node), "body"]
         formal = [_unused_name(given.name, self.whole.node_names) for given in body.input]
         carried, named = len(formal) - 2, [given.name for given in body.input]
         asks = not scope.values[body.output[0].name].constant  # the condition is computed in the body
@@ -473,7 +462,7 @@ class _Ops:
         first = [*condition, start, *given, *[start] * len(rows)]
         following = [*ends[: len(condition)], count, *ends[len(condition) :]]
         inputs = [*first, *(self.hand(*source) for source in ops.outside.values())]
-        told = self.whole.told.get(self.prefix + node_name(node), {})
+        told = self.whole.told.get(self.prefix + nodes.node_name(node), {})
         attributes = {
             "body": self._function(ops, [*variables, *ops.outside], [*following, *ops.outside]),
             "trips": scope.trips,
@@ -484,7 +473,7 @@ class _Ops:
         self._refer(node.output[:carried], name, offset)
         for k, output in enumerate(node.output[carried:], start=carried):
             if output in self.read_here:
-                nbytes = tensor_facts(self.values[output], self.whole.dtype).nbytes
+                nbytes = nodes.tensor_facts(self.values[output], self.whole.dtype).nbytes
                 self.refs[output] = self._add(
                     _unused_name(f"{name}/stack{k - carried}", self.taken),
                     "concat",
@@ -505,5 +494,5 @@ def _unused_name(name: str, *taken: Any) -> str:
 
 def _with_inner(node: Any) -> Iterator[Any]:
     yield node
-    for graph in graphs_of(node).values():
-        yield from nodes_of(graph)
+    for graph in nodes.graphs_of(node).values():
+        yield from nodes.nodes_of(graph)

@@ -21,20 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.onnx_nodes import (
-    Scope,
-    Told,
-    Value,
-    Values,
-    control_kind,
-    control_values,
-    first_output,
-    graphs_of,
-    node_name,
-    nodes_of,
-    shape_text,
-    views_weight,
-)
+from scenarios.importers import onnx_nodes as nodes
+from scenarios.importers.onnx_nodes import Scope, Told, Value, Values
 from sim.base.errors import InputError, UnknownNameError
 
 _SMALL = 64
@@ -102,20 +90,20 @@ def _infer_graph(graph: Any, given: Values, rebatch: Rebatch | None, whole: _Mod
     for node in graph.node:
         if node.op_type in _REFUSED and not node.domain:
             raise InputError(
-                f"node {path + node_name(node)!r} is a {node.op_type}, which is not imported; "
+                f"node {path + nodes.node_name(node)!r} is a {node.op_type}, which is not imported; "
                 f"{_REFUSED[node.op_type]}"
             )
-        _check_known(f"node {path + node_name(node)!r}", node.input, given, whole)
-        if not control_kind(node):
+        _check_known(f"node {path + nodes.node_name(node)!r}", node.input, given, whole)
+        if not nodes.control_kind(node):
             given.update(_outputs(node, given, rebatch, whole.versions, declared))
             continue
 
         def enter(attribute: str, name: str, more: Values, node: Any = node) -> Scope:
-            inner = None if rebatch is None else rebatch.of((first_output(node), attribute))
-            return _infer_graph(graphs_of(node)[attribute], {**given, **more}, inner, whole, name)
+            inner = None if rebatch is None else rebatch.of((nodes.first_output(node), attribute))
+            return _infer_graph(nodes.graphs_of(node)[attribute], {**given, **more}, inner, whole, name)
 
-        written, inside = control_values(node, given, path, whole.told, enter)
-        scope.inside.update({(first_output(node), key): inner for key, inner in inside.items()})
+        written, inside = nodes.control_values(node, given, path, whole.told, enter)
+        scope.inside.update({(nodes.first_output(node), key): inner for key, inner in inside.items()})
         given.update(written)
     reader = f"the end of {path[:-1]!r}" if path else "the caller"
     _check_known(reader, [output.name for output in graph.output], given, whole)
@@ -128,12 +116,12 @@ def _check_known(reader: str, names: Iterable[str], values: Values, whole: _Mode
     """Raise if a value is read that has not been written, or has no known shape."""
     for name in names:
         if name not in values:
-            writer = next((node for node in nodes_of(whole.graph) if name in node.output), None)
+            writer = next((node for node in nodes.nodes_of(whole.graph) if name in node.output), None)
             if writer is None:
                 raise InputError(f"{reader} reads {name!r}, which no node writes")
+            where = f"node {nodes.node_name(writer)!r} ({writer.op_type})"
             raise InputError(
-                f"{reader} reads {name!r}, which node {node_name(writer)!r} ({writer.op_type}) writes later "
-                "or in a shape that is not known before the run"
+                f"{reader} reads {name!r}, which {where} writes later or in a shape not known before the run"
             )
 
 
@@ -153,7 +141,7 @@ def _outputs(
     constant = all(value.constant for value in given.values()) and not node.op_type.startswith("Random")
     from_shape = any(value.from_shape for value in given.values())
     stored = None
-    if constant and views_weight(node):
+    if constant and nodes.views_weight(node):
         source = given[node.input[0]]
         stored = source.elem if source.stored is None else source.stored
     written: Values = {}
@@ -184,7 +172,7 @@ def _infer_node(node: Any, given: Values, versions: dict[str, int]) -> Values:
         found = shape_inference.infer_node_outputs(schema, node, types, known, opset_imports=opsets)
     except (shape_inference.InferenceError, checker.ValidationError, ValueError) as error:
         reason = " ".join(str(error).split()).rpartition(") ")[2]
-        raise InputError(f"node {node_name(node)!r} ({node.op_type}): {reason or error}") from None
+        raise InputError(f"node {nodes.node_name(node)!r} ({node.op_type}): {reason or error}") from None
     return {name: value for name, kind in found.items() if (value := _read_type(kind)) is not None}
 
 
@@ -393,9 +381,10 @@ def check_scaled(scope: Scope, rebatch: Rebatch) -> None:
         grown = [axis for axis, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
         straight = len(before) == len(after) and all(after[i] == before[i] * rebatch.factor for i in grown)
         if len(grown) > 1 or not straight:
+            was, now = nodes.shape_text(before), nodes.shape_text(after)
             raise InputError(
-                f"the batch cannot be changed: {name!r} is {shape_text(before)} at the model's own batch, "
-                f"{rebatch.own}, and {shape_text(after)} at {rebatch.wanted}: not so many samples more"
+                f"the batch cannot be changed: {name!r} is {was} at the model's own batch, {rebatch.own}, "
+                f"and {now} at {rebatch.wanted}: not so many samples more"
             )
 
 
@@ -425,8 +414,8 @@ def batch_first(name: str, shape: tuple[int, ...], given: Values, rebatch: Rebat
 def check_elements(node: Any, source: Value, result: Value) -> None:
     """Raise if a Reshape changes the number of elements."""
     if math.prod(source.shape) != math.prod(result.shape):
+        made, of = nodes.shape_text(result.shape), nodes.shape_text(source.shape)
         raise InputError(
-            f"node {node_name(node)!r} (Reshape) makes {shape_text(result.shape)} of "
-            f"{shape_text(source.shape)}: its target is for another batch size; import at the batch of the "
-            "export, or export again with a dynamic one"
+            f"node {nodes.node_name(node)!r} (Reshape) makes {made} of {of}: its target is for another batch "
+            "size; import at the batch of the export, or export again with a dynamic one"
         )

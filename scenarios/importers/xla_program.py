@@ -26,21 +26,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from policies.parallel.ranks import MOST_RANKS, add_ranks, gpus
+from scenarios.importers import xla_costs as costs
 from scenarios.importers.files import stem
-from scenarios.importers.xla_costs import (
-    COLLECTIVES,
-    Array,
-    Computation,
-    Instruction,
-    Shape,
-    bytes_moved,
-    flop_of,
-    kind_of,
-    leaves,
-    product_of,
-    sizes_of,
-    work_of,
-)
+from scenarios.importers.xla_costs import COLLECTIVES, Array, Computation, Instruction, Shape
 from scenarios.importers.xla_hlo import MOST_DEPTH, XlaModule, read_hlo
 from scenarios.importers.xla_stablehlo import read_stablehlo
 from scenarios.ops import attributes as dtypes
@@ -440,7 +428,7 @@ class _Program:
         if n is not None and chosen.array.dtype == "bool":
             n = int(not n)  # the first branch is that of true
         if n is None or not 0 <= n < len(one.called):
-            work = [flop_of(each) for each in one.called]
+            work = [costs.flop_of(each) for each in one.called]
             n = work.index(max(work))
             self._assume("of WHICH the branch with most flop runs", where)
         return self._run(one.called[n], given[n + 1 : n + 2], f"{where}/{n}/", known)
@@ -454,17 +442,17 @@ class _Program:
         """Write the op of an instruction."""
         arrays = [value.array for value in given]
         inside, shapes = self._heaviest(one, arrays)
-        kind = kind_of(inside, shapes)
+        kind = costs.kind_of(inside, shapes)
         if kind is None and one.opcode == "fusion":
             kind = "fusion"
         if kind is None:
             self._without[str(one.attributes.get("target") or one.opcode)] += 1
             kind = one.opcode.replace("-", "_")
         made = _shape_of(one)
-        results = [*leaves(made)]
+        results = [*costs.leaves(made)]
         if self._silent:
             return shape_values(made, map(Traced, results))
-        read, written, in_place = bytes_moved(replace(one, shape=made), arrays)
+        read, written, in_place = costs.bytes_moved(replace(one, shape=made), arrays)
         refs: dict[str, int] = {}
         for value, nbytes in zip(given, read, strict=True):
             if value.ref is None:
@@ -472,7 +460,7 @@ class _Program:
             if value.outer and value.ref not in self._builder:
                 self._builder.parameter(value.ref, value.nbytes)
             refs[value.ref] = max(refs.get(value.ref, 0), min(nbytes, value.nbytes))
-        attributes = sizes_of(inside, shapes)
+        attributes = costs.sizes_of(inside, shapes)
         if one.opcode == "fusion":
             attributes["fused"] = self._fuse(one)
         if in_place is not None and (ref := given[in_place].ref) is not None:
@@ -487,7 +475,7 @@ class _Program:
             if one.opcode != opcode and not one.attributes.get("synchronous"):
                 stream, self._asynchronous = 1, True
         else:
-            work = work_of(one, arrays)
+            work = costs.work_of(one, arrays)
         if stream is not None:
             attributes["stream"] = stream
         self._builder.op(
@@ -512,7 +500,7 @@ class _Program:
         best, most = None, (False, -1)
         for each in inside.instructions.values():
             if each.opcode not in _NOTHING:
-                weight = bool(product_of(each)), work_of(each, inside.shapes(each))
+                weight = bool(costs.product_of(each)), costs.work_of(each, inside.shapes(each))
                 if weight >= most:
                     best, most = each, weight
         if best is None:
@@ -523,7 +511,7 @@ class _Program:
     def _fuse(self, one: Instruction) -> list[str]:
         inside = one.called[0]
         kinds = [
-            kind_of(each, inside.shapes(each))
+            costs.kind_of(each, inside.shapes(each))
             for each in inside.instructions.values()
             if each.opcode not in _NOTHING
         ]
@@ -547,7 +535,10 @@ class _Program:
             self._groups.setdefault(group, f"group{len(self._groups)}")
         found: dict[str, Any] = {"groups_of_ranks": members}
         if pairs is not None:
-            found |= {"pairs": dict(pairs), "nbytes": sum(array.nbytes for array in leaves(_shape_of(one)))}
+            found |= {
+                "pairs": dict(pairs),
+                "nbytes": sum(array.nbytes for array in costs.leaves(_shape_of(one))),
+            }
         return found
 
     def _on_devices(self, graph: Graph, n: int) -> Graph:

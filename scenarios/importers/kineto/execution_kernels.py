@@ -16,14 +16,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.execution_graph import (
-    CostedOperator,
-    Operator,
-    bytes_of,
-    known_cost,
-    read_operators,
-    tensors,
-)
+from scenarios.importers import execution_graph
+from scenarios.importers.execution_graph import CostedOperator, Operator
 from scenarios.importers.files import items
 from scenarios.importers.kineto.gradients import Operators
 from scenarios.importers.kineto.kernel_names import kind_of
@@ -75,7 +69,7 @@ def notes_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[Kernel
     InputError
         The file is not an execution graph, or is of another program.
     """
-    operators = read_operators(graph)
+    operators = execution_graph.read_operators(graph)
     around = {operator.id: operator for operator in operators}
     made = _operators_of_launches(path, graph, operators, trace.correlation.tolist())
     began = {call.correlation: call.start_ns for call in trace.calls}
@@ -125,7 +119,7 @@ def _share_facts(
 
     @cache
     def cost_of(number: int) -> CostedOperator | None:
-        return known_cost(around[number])
+        return execution_graph.known_cost(around[number])
 
     for i, (task, nearest, (operator, step)) in enumerate(zip(tasks, touched, launched, strict=True)):
         if task.communicates and nearest is not None:
@@ -137,7 +131,7 @@ def _share_facts(
             inside[next(costed, nearest).id, step].append(i)
     for (number, _), members in inside.items():
         operator, known = around[number], cost_of(number)
-        cost = bytes_of(operator) if known is None else known.cost
+        cost = execution_graph.bytes_of(operator) if known is None else known.cost
         durations_ns = [tasks[i].duration_ns for i in members]
         shares = zip(*(_split(total, durations_ns) for total in cost), strict=True)
         main = max(members, key=lambda i: tasks[i].duration_ns)  # it has the sizes of the operator
@@ -147,8 +141,8 @@ def _share_facts(
             facts[i] |= {"dtype": known.dtype} if known is not None and known.dtype is not None else {}
             attributes[i] = {
                 "operator": operator.name,
-                "input_shapes": [list(one.shape) for one in tensors(operator.inputs)],
-                "output_shapes": [list(one.shape) for one in tensors(operator.outputs)],
+                "input_shapes": [list(one.shape) for one in execution_graph.tensors(operator.inputs)],
+                "output_shapes": [list(one.shape) for one in execution_graph.tensors(operator.outputs)],
                 **{key: value for key, value in own.items() if i == main or key not in SIZES},
             }
     return facts, attributes

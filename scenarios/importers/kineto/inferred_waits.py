@@ -32,16 +32,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from scenarios.importers.kineto import kineto_host as host
 from scenarios.importers.kineto.kineto_events import RECORD
-from scenarios.importers.kineto.kineto_host import (
-    ALL,
-    APART_NS,
-    EVENT,
-    STREAM,
-    STREAM_WAIT,
-    Streams,
-    waits_for_copy,
-)
+from scenarios.importers.kineto.kineto_host import Streams
 from scenarios.importers.kineto.kineto_rows import EventWait, HostCall, HostWait, RecordedTrace, Thread
 from sim.base.arrays import group_pairs
 
@@ -77,7 +70,7 @@ def waits_of(traces: Sequence[RecordedTrace]) -> list[Waits]:
     A wait between streams that one rank cannot have had is removed on all, if all call it equally often.
     """
     found = [_Reader(trace).found for trace in traces]
-    calls = [sum(STREAM_WAIT.match(call.name) is not None for call in trace.calls) for trace in traces]
+    calls = [sum(host.STREAM_WAIT.match(call.name) is not None for call in trace.calls) for trace in traces]
     wrong = {wait.key for each in found for wait in each.streams if not wait.fits}
     for each in found:
         own = wrong if len(set(calls)) == 1 else {wait.key for wait in each.streams if not wait.fits}
@@ -155,19 +148,19 @@ class _Reader:
             self._used[thread].add(lane)
             if _COPY.match(task.name):
                 self._copied.add(thread)
-            if waits_for_copy(call.name, task.name) and task.end_ns <= call.end_ns + APART_NS:
+            if host.waits_for_copy(call.name, task.name) and task.end_ns <= call.end_ns + host.APART_NS:
                 self._know(thread, self._reach(lane, at + 1))
         elif RECORD.match(call.name):
             self._records[thread].append((at, self._home.get(thread)))
             self._all.append(at)
             self._behind.add(thread)
-        elif STREAM_WAIT.match(call.name):
+        elif host.STREAM_WAIT.match(call.name):
             if at in noted:
                 wait = noted[at]
                 self._join((wait.device, wait.stream), at, (wait.device, wait.on_stream), wait.recorded)
             elif not noted:
                 self._take_stream_wait(call, thread, behind)
-        elif ALL.match(call.name):
+        elif host.ALL.match(call.name):
             every = [self._event(lane, at) for lane in self._launched]
             self._event_waited_for(call, sorted(every, key=lambda event: event.end_ns)[-1:])
             for each in every:
@@ -354,10 +347,10 @@ class _Reader:
 
     def _awaited_event(self, call: HostCall, thread: Thread, copied: bool) -> _Event | None:
         """Return what a call of the host waits for."""
-        if STREAM.match(call.name):
+        if host.STREAM.match(call.name):
             own = [self._event(self._home[thread], call.correlation)] if thread in self._home else []
             every = (self._event(lane, call.correlation) for lane in self._launched)
-        elif EVENT.match(call.name):
+        elif host.EVENT.match(call.name):
             own = [self._event(home, at) for at, home in self._own(thread) if home is not None]
             recent = self._all[: -_RECORDS - 1 : -1]
             every = (self._event(lane, at) for at in recent for lane in self._launched)
@@ -373,14 +366,14 @@ class _Reader:
             return own[0]
         if (event := self._event_waited_for(call, others)) is not None:
             return event
-        if EVENT.match(call.name):
+        if host.EVENT.match(call.name):
             lag = self._lag.get(thread, 0)
             if 0 < lag <= len(self._records[thread]):
                 recorded = self._records[thread][-lag][0]
                 return next((event for event in through if event.recorded == recorded), None)
             if len(through) > 1:
                 self.found.doubts[call.correlation] = call
-        elif not own or own[0].end_ns > call.end_ns + APART_NS:
+        elif not own or own[0].end_ns > call.end_ns + host.APART_NS:
             through = others
             if len(others) > 1:
                 self.found.doubts[call.correlation] = call
@@ -391,7 +384,7 @@ class _Reader:
     def _through(self, call: HostCall, thread: Thread, events: Iterable[_Event]) -> list[_Event]:
         """Return the events that were over when a call returned, but not known to its thread to be over."""
         events = self._adding(events, self._known[thread])
-        return [event for event in events if event.end_ns <= call.end_ns + APART_NS]
+        return [event for event in events if event.end_ns <= call.end_ns + host.APART_NS]
 
     def _event_waited_for(self, call: HostCall, events: Sequence[_Event]) -> _Event | None:
         """Return the event that ended during a call, and as long before its end as others usually do."""
@@ -409,7 +402,7 @@ class _Reader:
 
     def _ended_in(self, call: HostCall, event: _Event) -> bool:
         """Whether an event was over just before a call returned, and not before it began."""
-        return event.end_ns > call.start_ns and call.end_ns - event.end_ns <= APART_NS
+        return event.end_ns > call.start_ns and call.end_ns - event.end_ns <= host.APART_NS
 
     def _note_lag(self, thread: Thread, event: _Event) -> None:
         records = [at for at, _ in self._records[thread]]

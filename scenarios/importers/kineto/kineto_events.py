@@ -28,13 +28,8 @@ import numpy as np
 
 from scenarios.importers.execution_graph import sizes_of
 from scenarios.importers.files import items, lists
-from scenarios.importers.kineto.event_columns import (
-    ABSENT,
-    EventColumns,
-    bytes_exchanged,
-    is_collective,
-    parse_events,
-)
+from scenarios.importers.kineto import event_columns as columns
+from scenarios.importers.kineto.event_columns import EventColumns
 from scenarios.importers.kineto.gradients import NODE, callers, turns
 from scenarios.importers.kineto.kineto_rows import (
     Calls,
@@ -89,7 +84,7 @@ def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
     others: dict[str, Any] = {}
     found = EventColumns()
     try:
-        for events in lists(path, "a trace", "traceEvents", others, parse_events):
+        for events in lists(path, "a trace", "traceEvents", others, columns.parse_events):
             found.take(events)
     except _WRONG:
         raise _first_wrong(path) from None
@@ -111,7 +106,7 @@ def _names(properties: Any) -> dict[int, str]:
 def _first_wrong(path: StrPath) -> InputError:
     """Return the error for the first invalid event of a trace."""
     before = 0
-    for events in lists(path, "a trace", "traceEvents", {}, parse_events):
+    for events in lists(path, "a trace", "traceEvents", {}, columns.parse_events):
         for n, event in enumerate(events if _wrong(events) else ()):
             if reason := _wrong([event]):
                 return InputError(f"{path}: traceEvents[{before + n}]{_event_name(event)}: {reason}")
@@ -121,8 +116,8 @@ def _first_wrong(path: StrPath) -> InputError:
 
 def _event_name(event: Any) -> str:
     """Return the name of a parsed event for a message, or "" if it has none."""
-    name = event.get("name", ABSENT) if isinstance(event, dict) else getattr(event, "name", ABSENT)
-    return "" if name is ABSENT else f" ({name!s:.60})"
+    name = event.get("name") if isinstance(event, dict) else getattr(event, "name", None)
+    return f" ({name:.60})" if isinstance(name, str) else ""
 
 
 def _wrong(events: Sequence[Any]) -> str:
@@ -150,7 +145,7 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
     inside = group_pairs(
         (threads[thread], span)
         for ranges in (found.collectives, found.operators)
-        for thread, spans in ranges.spans(is_collective).items()
+        for thread, spans in ranges.spans(columns.is_collective).items()
         for span in spans
     )
     asks = {*calls.correlation[calls.match_names(_ASKS)].tolist()}
@@ -194,7 +189,8 @@ def _add_messages(tasks: list[GpuTask], taken_by: Mapping[int, tuple[str, int]])
     """Add the bytes of collectives that are not noted with their kernels."""
     for i, task in enumerate(tasks if taken_by else ()):
         if task.communicates and task.message == (0, 0) and task.correlation in taken_by:
-            tasks[i] = task._replace(message=bytes_exchanged(*taken_by[task.correlation], task.group_size))
+            nbytes = columns.bytes_exchanged(*taken_by[task.correlation], task.group_size)
+            tasks[i] = task._replace(message=nbytes)
 
 
 def _add_sizes(
