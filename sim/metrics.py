@@ -40,8 +40,6 @@ from sim.record.dependencies import dependencies
 from sim.record.record import Record
 
 SCHEMA: Final = "sim.result/1"
-_OF_DEVICES: Final = ("busy_ns", "span_ns", "idle_ns", "utilisation", "cores", "core_ns", "bubble")
-_OF_LINKS: Final = ("busy_ns", "utilisation", "transfers", "contended_ns", "bandwidth_utilisation")
 
 
 class DeviceUse(NamedTuple):
@@ -49,9 +47,6 @@ class DeviceUse(NamedTuple):
 
     Attributes
     ----------
-    name : str
-    tasks : int
-        How many tasks it executed.
     busy_ns : int
         Time during which at least one lane executed.
     span_ns : int
@@ -60,23 +55,21 @@ class DeviceUse(NamedTuple):
         Makespan less busy time.
     utilisation : float
         Busy time / makespan; with cores, core-time used / (cores x makespan).
-    bubble : float
-        Idle time inside the span / span.
     cores : int
         Cores, or workers where cores are not counted; 0: a device with streams.
     core_ns : int
         Core-time used; 0 without cores.
+    bubble : float
+        Idle time inside the span / span.
     """
 
-    name: str
-    tasks: int
     busy_ns: int
     span_ns: int
     idle_ns: int
     utilisation: float
+    cores: int
+    core_ns: int
     bubble: float
-    cores: int = 0
-    core_ns: int = 0
 
 
 class LinkUse(NamedTuple):
@@ -84,7 +77,6 @@ class LinkUse(NamedTuple):
 
     Attributes
     ----------
-    name : str
     nbytes : int
         Bytes that crossed it.
     busy_ns : int
@@ -99,7 +91,6 @@ class LinkUse(NamedTuple):
         Its bytes / what it could have carried in the makespan; None: it has no limit.
     """
 
-    name: str
     nbytes: int
     busy_ns: int
     utilisation: float
@@ -119,13 +110,12 @@ def device_use(trace: Record) -> dict[str, DeviceUse]:
     >>> for name in "ab":
     ...     _ = b.op(name, duration_ns=10, device="gpu0")
     >>> trace = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue())
-    >>> [(use.name, use.busy_ns, use.idle_ns) for use in device_use(trace).values()]
+    >>> [(name, use.busy_ns, use.idle_ns) for name, use in device_use(trace).items()]
     [('gpu0', 20, 0), ('gpu1', 0, 20)]
     """
     start, end, device = trace.tasks["start_ns"], trace.tasks["end_ns"], trace.device
     n = len(trace.job.machine.devices)
     busy = union(trace.begins_ns, trace.occupied_until_ns, device).lengths(n).tolist()
-    count = np.bincount(device, minlength=n).tolist()
     first, last = np.full(n, trace.makespan_ns), np.zeros(n, np.int64)
     np.minimum.at(first, device, start)
     np.maximum.at(last, device, end)
@@ -133,15 +123,13 @@ def device_use(trace: Record) -> dict[str, DeviceUse]:
     used = used_core_ns(trace).tolist()
     return {
         d.name: DeviceUse(
-            d.name,
-            count[k],
             busy[k],
             span[k],
             trace.makespan_ns - busy[k],
             _share(used[k] if cores_of(d) else busy[k], (cores_of(d) or 1) * trace.makespan_ns),
-            _share(span[k] - busy[k], span[k]),
             cores_of(d),
             used[k],
+            _share(span[k] - busy[k], span[k]),
         )
         for k, d in enumerate(trace.job.machine.devices)
     }
@@ -169,7 +157,6 @@ def link_use(trace: Record) -> dict[str, LinkUse]:
     np.add.at(contended, group, cover.between(start, end, medium[group]))
     return {
         each.name: LinkUse(
-            each.name,
             int(nbytes[k]),
             busy[k],
             _share(busy[k], trace.makespan_ns),
@@ -250,7 +237,7 @@ def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
         **objectives(trace),
         "devices": {
             name: {
-                **{key: getattr(use, key) for key in _OF_DEVICES},
+                **use._asdict(),
                 "peak_memory_bytes": peak[name][0],
                 "peak_reserved_bytes": peak[name][1],
                 **({"idle_reasons": reasons[name], "time_ns": time_ns[name]} if causes else {}),
@@ -258,7 +245,7 @@ def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
             for name, use in device_use(trace).items()
         },
         "links": {
-            name: {"bytes": use.nbytes, **{key: getattr(use, key) for key in _OF_LINKS}}
+            name: dict(zip(("bytes", *LinkUse._fields[1:]), use, strict=True))
             for name, use in link_use(trace).items()
         },
         "unused_devices": unused_devices(trace) if folding is None else list(folding.unused),

@@ -18,16 +18,16 @@ List scheduling is never worse than (2 - 1/m) times the greatest of the first tw
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from sim.base import edge_passes
-from sim.base.arrays import Csr, IntArray, distinct_rows, group_pairs
+from sim.base.arrays import BoolArray, Csr, IntArray, distinct_rows, group_pairs
 from sim.base.compiled import load
 from sim.base.units import NS_PER_S
-from sim.explain.jackson_bound import HeadsAndTails, around_ns, between_ns, launch_latencies_ns, ways
+from sim.explain.jackson_bound import HeadsAndTails, around_ns, between_ns, ways
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
@@ -50,20 +50,13 @@ from sim.record.record import Record
 _MOST: Final = 2**62
 
 
-def _delays(job: Job) -> IntArray:
-    """Return for each entry of ``graph.inputs`` the minimum travel time of the tensor."""
-    graph = job.graph
-    crossing, there, home = crossing_reads(job)
-    tensor, there = graph.inputs.indices[crossing], there[crossing]
-    delay = np.zeros(len(crossing), np.int64)
-    delay[crossing] = travel_ns(job.machine, home[tensor], there, tensor, graph.tensor_nbytes[tensor])
-    return delay
-
-
 def longest_chain_ns(job: Job, ns: IntArray) -> int:
     """Return the end of the last op if only inputs and transfers hold ops back."""
     graph = job.graph
-    travel = _delays(job)
+    crossing, there, home = crossing_reads(job)
+    tensor, there = graph.inputs.indices[crossing], there[crossing]
+    travel = np.zeros(len(crossing), np.int64)
+    travel[crossing] = travel_ns(job.machine, home[tensor], there, tensor, graph.tensor_nbytes[tensor])
     waits = np.where(non_strict_ops(graph), edge_passes.FIRST, edge_passes.ALL)
     if has_control_flow(graph):  # a merge waits for one of its inputs, but which one is unknown
         waits[waits == edge_passes.FIRST] = edge_passes.NO_DATA  # its inputs may be dead
@@ -86,17 +79,14 @@ def longest_chain_ns(job: Job, ns: IntArray) -> int:
 class Bounds(NamedTuple):
     """Lower bounds of the makespan, in ns.
 
-    A run in which an op failed has none: all are 0, or missing.
-
     Attributes
     ----------
-    critical_path_ns : int
-        Longest chain of durations and transfers, over all iterations, without overheads.
-    device_ns, stream_ns, issuer_ns, link_ns, resource_ns : mapping of str to int
-        By name of the device, stream, host thread group, link and resource: its work, plus the time needed
-        before and after. Overheads that no policy can avoid (issue costs, launch latency, gaps) count here.
-    issued_path_ns : int
-        Longest chain, including issue and launch costs on the way, and releases.
+    by_source : mapping of str to int
+        ``"critical path"``: the longest chain of durations and transfers, over all iterations, without
+        overheads. ``"device gpu0"``, ``"stream gpu0/0"``, ``"issuer gpu0/host"``, ``"link nvlink"``,
+        ``"resource crane"``: its work, plus the time needed before and after; overheads that no policy can
+        avoid (issue costs, launch latency, gaps) count here. ``"critical path with launches"``: the longest
+        chain, including issue and launch costs on the way, and releases. All 0 if an op failed.
     loops_counted_once : bool
         Whether control flow repeated ops. Their work counts as often as they ran; the critical path counts
         them once, because the repetitions need not have followed one another. The bound holds, but a
@@ -105,33 +95,24 @@ class Bounds(NamedTuple):
         Whether an op failed, or a step was aborted.
     """
 
-    critical_path_ns: int
-    device_ns: Mapping[str, int]
-    stream_ns: Mapping[str, int]
-    issuer_ns: Mapping[str, int]
-    link_ns: Mapping[str, int]
-    issued_path_ns: int = 0
+    by_source: Mapping[str, int]
     loops_counted_once: bool = False
     failed: bool = False
-    resource_ns: Mapping[str, int] = MappingProxyType({})
 
     @property
-    def _all(self) -> dict[str, int]:
-        named = {"critical path": self.critical_path_ns}
-        for what in ("device", "stream", "issuer", "link", "resource"):
-            named.update({f"{what} {name}": ns for name, ns in getattr(self, f"{what}_ns").items()})
-        return {**named, "critical path with launches": self.issued_path_ns}
+    def critical_path_ns(self) -> int:
+        """The longest chain of durations and transfers."""
+        return self.by_source["critical path"]
 
     @property
     def lower_bound_ns(self) -> int:
         """The greatest of the bounds."""
-        return max(self._all.values())
+        return max(self.by_source.values())
 
     @property
     def binding(self) -> str:
-        """The source of the greatest bound: ``"critical path"``, ``"device gpu0"``, ``"link nvlink"``, ..."""
-        named = self._all
-        return max(named, key=named.__getitem__)
+        """The source of the greatest bound."""
+        return max(self.by_source, key=self.by_source.__getitem__)
 
     @property
     def no_gap(self) -> str | None:
@@ -139,7 +120,7 @@ class Bounds(NamedTuple):
 
         Examples
         --------
-        >>> Bounds(0, {}, {}, {}, {}).no_gap
+        >>> Bounds({"critical path": 0}).no_gap
         'no op has to take any time'
         """
         if self.failed:
@@ -153,7 +134,7 @@ class Bounds(NamedTuple):
 
         Examples
         --------
-        >>> Bounds(80, {}, {}, {}, {}).gap(100)
+        >>> Bounds({"critical path": 80}).gap(100)
         0.25
         """
         return None if self.no_gap else makespan_ns / self.lower_bound_ns - 1
@@ -192,81 +173,69 @@ def bounds(
     >>> limits.critical_path_ns, limits.lower_bound_ns, limits.binding
     (20, 20, 'critical path')
     """
-    if isinstance(what, Record) and what.failed:
-        return Bounds(0, {}, {}, {}, {}, failed=True)
-    job = what.job if isinstance(what, Record) else what
-    static = not has_control_flow(job.graph)
-    drawn = job.noisy_ns is not None or job.drawn is not None
-    if not static or drawn or duration_ns is not None or not isinstance(_alone(what), int):
-        return _bounds(what, duration_ns, synchronisation, exact)
-    return job.once(("bounds", synchronisation, exact), lambda: _bounds(what, None, synchronisation, exact))
+    job, trace = (what.job, what) if isinstance(what, Record) else (what, None)
+    if trace is not None and trace.failed:
+        return Bounds({"critical path": 0}, failed=True)
+    compute = partial(_bounds, job, trace, duration_ns, synchronisation, exact)
+    varies = has_control_flow(job.graph) or job.noisy_ns is not None or job.drawn is not None
+    if varies or duration_ns is not None or (trace is not None and trace.alone.any()):
+        return compute()
+    return job.once(("bounds", synchronisation, exact), compute)
 
 
 def _bounds(
-    what: Job | Record, duration_ns: IntArray | None, synchronisation: str | None, exact: bool
+    job: Job, trace: Record | None, duration_ns: IntArray | None, synchronisation: str | None, exact: bool
 ) -> Bounds:
-    job = what.job if isinstance(what, Record) else what
-    static = not has_control_flow(job.graph)
-    ns = least_durations_ns(what) if duration_ns is None else duration_ns
-    runs = runs_of_ops(what)
-    cost = issue_costs_ns(job)
-    flow = _flow(what) if static else None
-    around = _ways(job, flow, ns, cost, synchronisation)
-    alone = _alone(what)
+    graph = job.graph
+    static = not has_control_flow(graph)
+    ns = least_durations_ns(job if trace is None else trace) if duration_ns is None else duration_ns
+    runs, alone, cost = _runs_of_ops(job, trace), _alone(trace), issue_costs_ns(job)
+    flow = None if trace is None else trace.flow  # of heads and tails, if all that is sent is asked for
+    if not static or non_strict_ops(graph).any() or rendezvous_keys(graph).unsure:
+        flow = None
+    elif flow is None:
+        flow = make_flow(job)
+    around = ways(job, flow, ns, cost, synchronisation)
     total = (runs - alone) * ns
     if duration_ns is None:
-        total = np.maximum(total, _drawn_ns(what, alone))
+        total = np.maximum(total, _drawn_ns(job, trace))
     load = _Load(job, ns, total, cost, runs - alone, around, exact)
-    return Bounds(
-        critical_path_ns=longest_chain_ns(job, np.where(runs > 0, ns, 0)),
-        device_ns=_devices(load),
-        stream_ns=_streams(load) if job.launched.any() else {},
-        issuer_ns=_hosts(load) if job.launched.any() else {},
-        link_ns=_links(job, load, flow) if static else {},
-        issued_path_ns=0 if flow is None else around.longest_ns,
-        loops_counted_once=not static and bool((runs > job.iterations).any()),
-        resource_ns=_resources(load),
-    )
+    by_source = {
+        "critical path": longest_chain_ns(job, np.where(runs > 0, ns, 0)),
+        **_devices(load),
+        **(_streams(load) | _hosts(load) if job.launched.any() else {}),
+        **(_links(job, load, flow) if static else {}),
+        **_resources(load),
+        "critical path with launches": 0 if flow is None else around.longest_ns,
+    }
+    return Bounds(by_source, not static and bool((runs > job.iterations).any()))
 
 
-def _flow(what: Job | Record) -> Flow | None:
-    """Return the flow for heads and tails.
-
-    None: ops start with some of their inputs, or what is sent may never be asked for.
-    """
-    job = what.job if isinstance(what, Record) else what
-    graph = job.graph
-    if non_strict_ops(graph).any() or rendezvous_keys(graph).unsure:
-        return None
-    return what.flow if isinstance(what, Record) else make_flow(job)
-
-
-def runs_of_ops(what: Job | Record) -> IntArray:
+def _runs_of_ops(job: Job, trace: Record | None) -> IntArray:
     """Return how often each op executes; 0 for a job with control flow, where this is unknown."""
-    job = what.job if isinstance(what, Record) else what
     n = len(job.graph)
     if not has_control_flow(job.graph):
         return np.full(n, job.iterations)
-    if isinstance(what, Job):
-        return np.zeros(n, np.int64)
-    return np.bincount(what.tasks["op"][what.executed], minlength=n)
+    return np.zeros(n, np.int64) if trace is None else _count(trace, trace.executed)
 
 
-def _alone(what: Job | Record) -> IntArray | int:
+def _alone(trace: Record | None) -> IntArray | int:
     """Return how many runs of each op kept no worker and no stream busy."""
-    if isinstance(what, Job) or not what.alone.any():
-        return 0
-    return np.bincount(what.tasks["op"][what.alone], minlength=len(what.job.graph))
+    return 0 if trace is None else _count(trace, trace.alone)
+
+
+def _count(trace: Record, which: BoolArray) -> IntArray:
+    return np.bincount(trace.tasks["op"][which], minlength=len(trace.job.graph))
 
 
 def least_durations_ns(what: Job | Record) -> IntArray:
     """Return the duration of each op, the shortest of its tasks if noise makes them differ."""
-    job = what.job if isinstance(what, Record) else what
-    if job.drawn is not None and isinstance(what, Record):
-        ran = np.flatnonzero(what.executed)
+    job, trace = (what.job, what) if isinstance(what, Record) else (what, None)
+    if job.drawn is not None and trace is not None:
+        ran = np.flatnonzero(trace.executed)
         least = np.full(len(job.graph), np.iinfo(np.int64).max)
-        np.minimum.at(least, what.tasks["op"][ran], what.alone_ns[ran])
-        return np.where(runs_of_ops(what) > 0, least, job.duration_ns)
+        np.minimum.at(least, trace.tasks["op"][ran], trace.alone_ns[ran])
+        return np.where(_runs_of_ops(job, trace) > 0, least, job.duration_ns)
     ns = job.duration_ns if job.noisy_ns is None else job.noisy_ns.min(axis=0)
     if job.collectives is not None and job.carried.any():  # their time depends on other traffic
         ns = ns.copy()
@@ -274,15 +243,14 @@ def least_durations_ns(what: Job | Record) -> IntArray:
     return ns
 
 
-def _drawn_ns(what: Job | Record, alone: IntArray | int) -> IntArray:
+def _drawn_ns(job: Job, trace: Record | None) -> IntArray:
     """Return the total duration of the tasks of each op if noise drew them; 0: it did not."""
-    job = what.job if isinstance(what, Record) else what
     total = np.zeros(len(job.graph), np.int64)
-    if job.drawn is not None and isinstance(what, Record):
-        ran = np.flatnonzero(what.executed & ~what.alone if what.alone.any() else what.executed)
-        np.add.at(total, what.tasks["op"][ran], what.alone_ns[ran])
+    if job.drawn is not None and trace is not None:
+        ran = np.flatnonzero(trace.executed & ~trace.alone)
+        np.add.at(total, trace.tasks["op"][ran], trace.alone_ns[ran])
     elif job.noisy_ns is not None:
-        total = np.where(alone, 0, job.noisy_ns.sum(axis=0))
+        total = np.where(_alone(trace), 0, job.noisy_ns.sum(axis=0))
     return np.where(job.meets, 0, total)  # the duration of a collective depends on all its ranks
 
 
@@ -364,15 +332,6 @@ class _Load(NamedTuple):
         return found
 
 
-def _ways(job: Job, flow: Flow | None, ns: IntArray, cost: IntArray, how: str | None) -> HeadsAndTails:
-    """Return the heads and tails of each op; without a flow, only its own launch counts."""
-    none = np.zeros(len(ns), np.int64)
-    if flow is not None:
-        return ways(job, flow, ns, cost, how)
-    latency = launch_latencies_ns(job)
-    return HeadsAndTails(none, cost + latency, ns, latency + ns, none)
-
-
 def _devices(load: _Load) -> dict[str, int]:
     """Bound each device by its work over its lanes, over its cores, and over its SMs and their bandwidth.
 
@@ -389,9 +348,10 @@ def _devices(load: _Load) -> dict[str, int]:
     cores = load.least(of, of_cores, head=around.start, rest=0, times=times, tail=around.tail)
     ops = np.bincount(of, minlength=len(devices)).tolist()
     for d, device in enumerate(devices):
-        out[device.name] = max(0, lanes[d] - (0 if device.workers else device.gap_ns), cores[d])
+        least = max(0, lanes[d] - (0 if device.workers else device.gap_ns), cores[d])
         if device.least_ns is not None and ops[d]:
-            out[device.name] = max(out[device.name], device.least_ns(device, job, load.ns, load.runs))
+            least = max(least, device.least_ns(device, job, load.ns, load.runs))
+        out[f"device {device.name}"] = least
     return out
 
 
@@ -405,7 +365,7 @@ def _streams(load: _Load) -> dict[str, int]:
             continue
         for stream in range(machine.first_stream[d], machine.first_stream[d + 1]):
             if ns := least[stream]:
-                out[machine.stream_name(stream)] = max(0, ns - device.gap_ns)
+                out[f"stream {machine.stream_name(stream)}"] = max(0, ns - device.gap_ns)
     return out
 
 
@@ -420,7 +380,7 @@ def _hosts(load: _Load) -> dict[str, int]:
     issuers = [len(members[group]) for group in range(job.n_groups)]
     times, tail = np.where(job.launched, 0, 1), np.where(job.launched, around.issued, around.tail)
     least = load.least(job.group_of, issuers, head=around.taken, rest=load.cost, times=times, tail=tail)
-    return {names[0]: least[group] for group, names in members.items() if launches[group]}
+    return {f"issuer {names[0]}": least[group] for group, names in members.items() if launches[group]}
 
 
 def _resources(load: _Load) -> dict[str, int]:
@@ -430,7 +390,7 @@ def _resources(load: _Load) -> dict[str, int]:
         needs = {op: n[name] for op, n in load.job.graph.attribute("resources").items() if name in n}
         ops = np.array([*needs], np.int64)
         work = load.total_ns[ops] * np.array([*needs.values()], np.int64)
-        out[name] = load.between(around.start[ops], work, around.tail[ops], there)
+        out[f"resource {name}"] = load.between(around.start[ops], work, around.tail[ops], there)
     return out
 
 
@@ -467,11 +427,10 @@ def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
         flowing = 0 if rate is None else -(-nbytes[k] * NS_PER_S // rate)
         flows = link.latency_ns + flowing
         by_sharing = {"serial": held[k], "shared": flows, "fifo": flows, "independent": longest[k]}
-        out[link.name] = by_sharing[link.sharing]
-    if flow is not None:
-        for k, ns in _serial_links(load, flow).items():
-            out[machine.links[k].name] = max(out.get(machine.links[k].name, 0), ns)
-    return out
+        out[k] = by_sharing[link.sharing]
+    for k, ns in _serial_links(load, flow).items() if flow is not None else ():
+        out[k] = max(out.get(k, 0), ns)
+    return {f"link {machine.links[k].name}": ns for k, ns in out.items()}
 
 
 def _serial_links(load: _Load, flow: Flow) -> dict[int, int]:

@@ -96,11 +96,6 @@ def between_ns(head: Sequence[int], body: Sequence[int], tail: Sequence[int], ca
 # hold for every iteration.
 
 
-def launch_latencies_ns(job: Job) -> IntArray:
-    """Return the time from each op's issue until its device can start it; 0 for a worker."""
-    return np.array([0 if d.workers else d.launch_latency_ns for d in job.machine.devices])[job.device_of]
-
-
 class HeadsAndTails(NamedTuple):
     """Times before and after each node of a flow (ops, then transfers), in ns.
 
@@ -126,21 +121,30 @@ class HeadsAndTails(NamedTuple):
         return int((self.start + self.ns + self.tail).max(initial=0))
 
 
-def ways(job: Job, flow: Flow, ns: IntArray, cost: IntArray, synchronisation: str | None) -> HeadsAndTails:
-    """Return the heads and tails of a job without control flow, all of whose ops are strict.
+def ways(
+    job: Job, flow: Flow | None, ns: IntArray, cost: IntArray, synchronisation: str | None
+) -> HeadsAndTails:
+    """Return the heads and tails of a job.
 
     Parameters
     ----------
-    job, flow
+    job : Job
+    flow : Flow or None
+        None: of a job with control flow, or with ops that are not strict; only an op's own launch counts.
     ns, cost : array of int64
         For each op: its least duration, and the cost of issuing it.
     synchronisation : str or None
         None: unknown, so the costs of a host count only once.
     """
+    devices = job.machine.devices
+    latency = np.array([0 if d.workers else d.launch_latency_ns for d in devices])[job.device_of]
+    if flow is None:
+        none = np.zeros(len(ns), np.int64)
+        return HeadsAndTails(none, cost + latency, ns, latency + ns, none)
     n, none = flow.n_ops, np.zeros(len(flow.tensor), np.int64)
     travel = travel_ns(job.machine, flow.source, flow.destination, flow.tensor, flow.nbytes)
     own, paid = np.concatenate((ns, travel)), np.concatenate((cost, none))
-    latency = np.concatenate((launch_latencies_ns(job), none))
+    latency = np.concatenate((latency, none))
     now = flow.distance == 0
     at_issue = edges_at_issue(synchronisation or "issue", job, flow)
     early = (np.zeros(len(now), bool) if at_issue is None else at_issue)[now]

@@ -80,7 +80,7 @@ def test_the_pool_speeds_up_what_a_cost_model_times() -> None:
 def test_the_pool_bounds_the_cores_that_are_used() -> None:
     trace = run([(0, 40)] * 2, cores=8, intra_op_parallelism_threads=4)
     assert used_core_ns(trace).tolist()[0] == 4 * 80
-    assert bounds(trace).device_ns["cpu0"] == 80
+    assert bounds(trace).by_source["device cpu0"] == 80
 
 
 @pytest.mark.parametrize("sharing", ["cores", "none"])

@@ -351,14 +351,14 @@ def test_work_bounds_a_shared_gpu() -> None:
 
 def test_each_iteration_counts_for_the_bound_of_a_shared_gpu() -> None:
     job = run([Launch(0, 20), Launch(1, 30)], sms=4).job
-    assert bounds(dataclasses.replace(job, iterations=3)).device_ns["gpu0"] == 3 * 50
+    assert bounds(dataclasses.replace(job, iterations=3)).by_source["device gpu0"] == 3 * 50
 
 
 def test_traffic_bounds_a_shared_gpu() -> None:
     """One SM each, but 15 ns of the memory's time."""
     kernel = {"sms": 1, "dram_bytes": 1500}
     trace = run([Launch(0, 20, kernel), Launch(1, 20, kernel)], sms=4, sharing="sm+dram", bandwidth="100GB/s")
-    assert bounds(trace).device_ns["gpu0"] == trace.makespan_ns == 30
+    assert bounds(trace).by_source["device gpu0"] == trace.makespan_ns == 30
 
 
 @examples(100)

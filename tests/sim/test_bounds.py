@@ -38,9 +38,11 @@ def test_a_fork_join_is_its_longest_branch() -> None:
 
 def test_work_over_lanes() -> None:
     b = bounds(make_job(DIAMOND, Machine((Device("cpu0", "cpu", workers=2),))))
-    assert b.device_ns == {"cpu0": 43}, "a, then 50 of b and c on both, c alone for 5, and d: 10 + 27.5 + 5"
+    assert b.by_source["device cpu0"] == 43, (
+        "a, then 50 of b and c on both, c alone for 5, and d: 10 + 27.5 + 5"
+    )
     assert (b.lower_bound_ns, b.binding) == (45, "critical path")
-    assert b.stream_ns == b.issuer_ns == b.link_ns == {}
+    assert list(b.by_source) == ["critical path", "device cpu0", "critical path with launches"]
 
 
 def test_a_worker_pays_for_issuing() -> None:
@@ -50,18 +52,18 @@ def test_a_worker_pays_for_issuing() -> None:
 
 def test_cores_bound_what_workers_do() -> None:
     job = make_job(DIAMOND, Machine((Device("cpu0", "cpu", workers=4, cores=4, cores_per_op=4),)))
-    assert bounds(job).device_ns == {"cpu0": 65}
+    assert bounds(job).by_source["device cpu0"] == 65
 
 
 def test_host_and_stream_overheads() -> None:
     device = Device("gpu0", issue_ns=50, issue_ns_by_kind={"op": 40}, launch_latency_ns=7, gap_ns=2)
     job = make_job(DIAMOND, Machine((device,)), iterations=2)
     b = bounds(job)
-    assert b.issuer_ns == {"gpu0/host": 8 * 40 + 7 + 5}, "the last launched may be the shortest"
-    assert b.stream_ns == {"gpu0/0": 2 * 40 + 7 + 2 * 55 + 5 * 2}, "b, c and d, all launched after a"
-    assert b.issued_path_ns == 3 * 40 + 7 + 5, "d is the third that the host issues"
+    assert b.by_source["issuer gpu0/host"] == 8 * 40 + 7 + 5, "the last launched may be the shortest"
+    assert b.by_source["stream gpu0/0"] == 2 * 40 + 7 + 2 * 55 + 5 * 2, "b, c and d, all launched after a"
+    assert b.by_source["critical path with launches"] == 3 * 40 + 7 + 5, "d is the third that the host issues"
     waiting = bounds(job, synchronisation="completion")
-    assert waiting.issued_path_ns == 3 * (40 + 7) + 45, (
+    assert waiting.by_source["critical path with launches"] == 3 * (40 + 7) + 45, (
         "each op of a chain is issued when the one before has ended"
     )
     assert b.binding == "issuer gpu0/host"
@@ -89,9 +91,10 @@ def test_transfers_are_on_the_critical_path(sharing: str) -> None:
     assert Travel.between(trace.job.machine, 0, 2).ns(1001) == first
     assert bounds(trace).critical_path_ns == 10 + first + 20 + back + 5
     b = bounds(trace.job)
-    assert list(b.link_ns) == ["xy", "yz", "zy", "yx"]
+    links = [name for name in b.by_source if name.startswith("link ")]
+    assert links == ["link xy", "link yz", "link zy", "link yx"]
     after = 20 + back + 5
-    assert b.link_ns["xy"] == (10 + 3 * first + after if sharing == "serial" else 4 + 1001)
+    assert b.by_source["link xy"] == (10 + 3 * first + after if sharing == "serial" else 4 + 1001)
     assert b.lower_bound_ns <= trace.makespan_ns
 
 
@@ -199,7 +202,7 @@ def test_what_is_around_the_work_of_a_machine_counts() -> None:
         tuple(Device(name, "cpu", workers=workers) for name, workers in zip("abc", (2, 1, 2), strict=True))
     )
     trace = simulate(b.build(), machine, ReadyQueue())
-    assert (bounds(trace).device_ns["b"], bounds(trace).binding) == (7 + 20 + 5, "device b")
+    assert (bounds(trace).lower_bound_ns, bounds(trace).binding) == (7 + 20 + 5, "device b")
     assert trace.makespan_ns == 32
 
 
@@ -208,11 +211,11 @@ def test_of_a_large_job_what_is_around_its_work_counts_too() -> None:
     for i in range(10_100):
         b.op(str(i), duration_ns=2, inputs=[str(i - 1)] if i else [])
     limits = bounds(make_job(b.build(), Machine((Device("gpu0", launch_latency_ns=7, issue_ns=3),))))
-    assert (limits.issuer_ns, limits.issued_path_ns) == ({"gpu0/host": 30_309}, 30_309)
+    assert limits.by_source["issuer gpu0/host"] == limits.by_source["critical path with launches"] == 30_309
 
 
 def test_binding_names_the_greatest() -> None:
-    b = Bounds(5, {"gpu0": 7}, {"gpu0/0": 7}, {}, {"nvlink": 9})
+    b = Bounds({"critical path": 5, "device gpu0": 7, "stream gpu0/0": 7, "link nvlink": 9})
     assert (b.lower_bound_ns, b.binding) == (9, "link nvlink")
 
 

@@ -172,7 +172,7 @@ def test_a_release_holds_in_every_iteration_and_at_issue() -> None:
 def test_a_resource_is_a_bound() -> None:
     graph = graph_of(**{name: (10, [], needs(crane=2)) for name in "abc"})
     limits = bounds(run_on(graph, {"crane": 4}))
-    assert limits.resource_ns == {"crane": 15}
+    assert limits.by_source["resource crane"] == 15
     assert limits.binding == "resource crane"
 
 
