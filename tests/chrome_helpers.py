@@ -13,4 +13,4 @@ from sim.record.record import Record
 
 def chrome_events(trace: Record, *, arrows: int = 20_000) -> Iterator[dict[str, Any]]:
     """Yield the events of a trace: names, slices, flows, counters."""
-    return map(json.loads, lines_of(Timeline(trace), arrows))
+    return map(json.loads, lines_of(Timeline(trace), most=arrows))

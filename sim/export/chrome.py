@@ -37,10 +37,10 @@ from typing import Final
 
 import numpy as np
 
-from sim.base.arrays import BoolArray, IntArray
+from sim.base.arrays import IntArray, distinct_rows
 from sim.base.errors import InputError
 from sim.base.files import atomic_text
-from sim.export.timeline import CATEGORIES, Lane, Timeline, Titles, in_pieces, launch_call
+from sim.export.timeline import CATEGORIES, LAUNCHES, Lane, Timeline, in_pieces, titles_of
 from sim.graph.failures import STATUSES
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
@@ -57,13 +57,14 @@ _AT_ONCE: Final = 10_000
 
 _DECIMALS: Final = [f".{part:03d}" for part in range(1000)]
 
+_ARROWS: Final = 20_000
+"""Maximum number of arrows from producers to consumers of a run; a viewer is slow with more."""
+
 _FLOWS_APART: Final = 1 << 40
 """Flows of one run are numbered below this; no run has as many tasks."""
 
 
-def write_chrome(
-    trace: Record | Mapping[str, Record], path: str | os.PathLike[str], *, arrows: int = 20_000
-) -> None:
+def write_chrome(trace: Record | Mapping[str, Record], path: str | os.PathLike[str]) -> None:
     """Write one or several traces as Chrome JSON, gzipped if the name ends in ``.gz``.
 
     Parameters
@@ -72,8 +73,6 @@ def write_chrome(
         If there are several, each gets its own processes, whose names begin with its label.
     path : path
         ``.json`` or ``.json.gz``.
-    arrows : int
-        Maximum number of arrows from producers to consumers per trace; a viewer is slow with more.
 
     Raises
     ------
@@ -85,12 +84,12 @@ def write_chrome(
     lines = (
         line
         for run, (label, timeline) in enumerate(zip(traces, timelines, strict=True))
-        for line in lines_of(timeline, arrows, run, label)
+        for line in lines_of(timeline, run, label)
     )
     _write(path, _head(timelines), lines)
 
 
-def write_ranks(trace: Record, folder: str | os.PathLike[str], *, arrows: int = 20_000) -> list[str]:
+def write_ranks(trace: Record, folder: str | os.PathLike[str]) -> list[str]:
     """Write a trace as Chrome JSON, one file per GPU with its host (a rank); return the files.
 
     Parameters
@@ -99,8 +98,6 @@ def write_ranks(trace: Record, folder: str | os.PathLike[str], *, arrows: int = 
     folder : path
         Directory for ``rank0.json.gz``, ``rank1.json.gz``, ...; created if missing. Tools that take one GPU
         per file read such a folder, as does the importer of such traces.
-    arrows : int
-        Maximum number of arrows from producers to consumers per rank.
 
     Raises
     ------
@@ -118,7 +115,7 @@ def write_ranks(trace: Record, folder: str | os.PathLike[str], *, arrows: int = 
         raise InputError(f"{folder}: {strange[0]} is there, which is none of this run's {len(names)} ranks")
     folder.mkdir(exist_ok=True)
     for rank, name in enumerate(names):
-        _write(folder / name, _head([timeline], rank, len(names)), lines_of(timeline, arrows, rank=rank))
+        _write(folder / name, _head([timeline], rank, len(names)), lines_of(timeline, rank=rank))
     return [str(folder / name) for name in names]
 
 
@@ -138,29 +135,31 @@ def check_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def lines_of(
-    timeline: Timeline, most: int, run: int = 0, label: str = "", rank: int | None = None
+    timeline: Timeline, run: int = 0, label: str = "", rank: int | None = None, most: int = _ARROWS
 ) -> Iterator[str]:
     """Yield the events of one run as JSON.
 
     Parameters
     ----------
     timeline : Timeline
-    most : int
-        Maximum number of arrows from producers to consumers.
     run : int
         Number of the run in its file; it keeps processes and flows of two runs apart.
     label : str
         Prefix of the names of its processes.
     rank : int, optional
         The only rank whose events are wanted.
+    most : int
+        Maximum number of arrows from producers to consumers.
     """
     mine = np.array([rank is None or timeline.rank_of(lane) == rank for lane in timeline.lanes])
     rows, crossed = timeline.rows_shown(), timeline.crossed
     rows, which = rows[mine[timeline.lane[rows]]], np.flatnonzero(mine[crossed])
-    yield from _names(timeline, label, None if rank is None else _lanes_of(timeline, mine, rows))
+    named = {lane for lane, own in zip(timeline.lanes, mine.tolist(), strict=True) if own}
+    issuers = np.unique(timeline.trace.tasks["issuer"][rows]).tolist()
+    yield from _names(timeline, label, named.union(timeline.issuer[issuer] for issuer in issuers))
     yield from _task_lines(timeline, run, rows)
     yield from _transfer_lines(timeline, which)
-    yield from _arrow_lines(timeline, run, timeline.arrows(most, mine))
+    yield from _arrow_lines(timeline, run, *timeline.arrows(most, mine))
     yield from _counter_lines(timeline, rank)
 
 
@@ -175,10 +174,17 @@ def _write(path: str | os.PathLike[str], head: str, lines: Iterator[str]) -> Non
 
 def _head(timelines: Sequence[Timeline], rank: int = 0, ranks: int = 1) -> str:
     """Return the text before the events; tools look for the blank in ``"rank": 0``."""
-    properties: list[dict[str, str | int]] = []
+    properties: list[dict[str, object]] = []
     simulated: dict[str, str | int] = {"by": SIMULATOR, "runs": len(timelines)}
     if len(timelines) == 1:
-        properties, one = list(_properties(timelines[0])), timelines[0].trace
+        one = timelines[0].trace
+        for number, d in enumerate(timelines[0].gpus):  # in Kineto's terms, as far as they are known
+            device = one.job.machine.devices[d]
+            known = {"totalGlobalMem": device.memory_bytes, "numSms": device.details.sms}
+            given = {key: value for key, value in known.items() if value is not None}
+            own = {"launch_latency": device.launch_latency_ns, "gap": device.gap_ns}
+            named = {"id": number, "name": device.name, "kind": device.kind}
+            properties.append({**named, **given, **own, "event_hop": device.event_ns})
         simulated |= {"synchronisation": one.synchronisation, "graph": one.job.graph.name}
         simulated |= {"tasks": len(one), "makespan_ns": one.makespan_ns}
     return (
@@ -186,16 +192,6 @@ def _head(timelines: Sequence[Timeline], rank: int = 0, ranks: int = 1) -> str:
         f'"simulated":{json.dumps(simulated)},"deviceProperties":{json.dumps(properties)},'
         '"displayTimeUnit":"ns","traceEvents":[\n'
     )
-
-
-def _properties(timeline: Timeline) -> Iterator[dict[str, str | int]]:
-    """Yield the known properties of each device with launched ops, in Kineto's terms."""
-    for number, d in enumerate(timeline.gpus):
-        device = timeline.trace.job.machine.devices[d]
-        known = {"totalGlobalMem": device.memory_bytes, "numSms": device.details.sms}
-        given = {key: value for key, value in known.items() if value is not None}
-        own = {"launch_latency": device.launch_latency_ns, "gap": device.gap_ns, "event_hop": device.event_ns}
-        yield {"id": number, "name": device.name, "kind": device.kind, **given, **own}
 
 
 def _us(ns: IntArray) -> list[str]:
@@ -207,23 +203,13 @@ def _us(ns: IntArray) -> list[str]:
 # -- names --------------------------------------------------------------------------------------
 
 
-def _lanes_of(timeline: Timeline, mine: BoolArray, rows: IntArray) -> set[Lane]:
-    """Return the lanes of one rank, including those that launch for it."""
-    issuers = np.unique(timeline.trace.tasks["issuer"][rows]).tolist()
-    own = (timeline.lanes[k] for k in np.flatnonzero(mine).tolist())
-    return {*own, *(timeline.issuer[issuer] for issuer in issuers)}
-
-
-def _names(timeline: Timeline, label: str, only: Set[Lane] | None) -> Iterator[str]:
-    shown = {
-        pid: [lane for lane in lanes if only is None or lane in only]
-        for pid, lanes in timeline.processes().items()
-    }
-    for index, (pid, lanes) in enumerate(shown.items(), timeline.base):
+def _names(timeline: Timeline, label: str, only: Set[Lane]) -> Iterator[str]:
+    shown = [(name, [lane for lane in lanes if lane in only]) for name, lanes in timeline.processes()]
+    for index, (name, lanes) in enumerate(shown, timeline.base):
         if lanes:
-            name = timeline.process_name(pid)
-            yield from _name_events("process", Lane(pid, 0, f"{label}: {name}" if label else name), index)
-    for lane in itertools.chain.from_iterable(shown.values()):
+            title = f"{label}: {name}" if label else name
+            yield from _name_events("process", Lane(lanes[0].pid, 0, title), index)
+    for lane in itertools.chain.from_iterable(lanes for _, lanes in shown):
         yield from _name_events("thread", lane, lane.tid - 1)
 
 
@@ -238,9 +224,14 @@ def _name_events(what: str, lane: Lane, index: int) -> Iterator[str]:
 def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
     """Yield the slice of every task and, if launched, that of its launch, tied together by a flow."""
     job = timeline.trace.job
-    graph, devices, titles = job.graph, job.machine.devices, Titles(job)
-    facts, facts_of = timeline.facts_of_ops()
-    said = [json.dumps(each, separators=(",", ":"))[1:-1] for each in facts]
+    graph, devices, (titles, category_of) = job.graph, job.machine.devices, titles_of(job)
+    places, place_of = distinct_rows(graph.kind_code, graph.stage + 1, graph.micro_batch + 1)
+    said = [
+        f'"kind":{_quoted(graph.kinds[kind])}'
+        + (f',"stage":{stage - 1}' if stage else "")
+        + (f',"micro_batch":{micro_batch - 1}' if micro_batch else "")
+        for kind, stage, micro_batch in places
+    ]
     meets = _said_of_collectives(job)
     waits = [f',"waited for":"{word}"' if word else "" for word in WAITS]
     statuses = ["", *(f',"status":"{word}"' for word in STATUSES[1:])]
@@ -255,16 +246,16 @@ def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
     for rows in in_pieces(shown):  # for a million tasks at once, these numbers would take a gigabyte
         ops, ready_ns, issue_ns, start_ns, end_ns = (columns[name][rows] for name in names)
         spans = (ready_ns, start_ns, end_ns - start_ns, issue_ns - cost[ops], cost[ops])
-        by_op = (column[ops].tolist() for column in (facts_of, titles.category, titles.own))
+        by_op = (column[ops].tolist() for column in (place_of, category_of))
         by_row = (column[rows].tolist() for column in (*more, timeline.lane))
         tasks = zip(rows.tolist(), ops.tolist(), *by_row, strict=True)
         each = zip(tasks, *map(_us, spans), *by_op, timeline.feeds.take(rows).lists(), strict=True)
-        for task, ready, begin, length, call_begin, call_length, fact, category, titled, fed_by in each:
+        for task, ready, begin, length, call_begin, call_length, fact, category, fed_by in each:
             row, op, n, issuer, status, wait, d, lane = task
             number, name, own = row + 1, _quoted(graph.op_names[op]), ""
             title = name
-            if titled:
-                title, own = _quoted(titles.of(op)), f'"op":{name},'
+            if titles[op] != graph.op_names[op]:
+                title, own = _quoted(titles[op]), f'"op":{name},'
             iteration = f',"iteration":{n}' if several else ""
             args = (
                 f'{own}{said[fact]},"ready (us)":{ready}{iteration}{waits[wait]}{statuses[status]}'
@@ -277,7 +268,7 @@ def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
             tied = f'"External id":{number},"correlation":{number}'
             on = f'"device":{timeline.ranks[d]},"{streams[category]}":{lane + 1}'
             yield f'{{{span},"args":{{{tied},{on},{args}}}}}'
-            call = launch_call(devices[d], category)
+            call = LAUNCHES[category] if devices[d].kind == "gpu" else "launch"
             yield (
                 f'{{"ph":"X","cat":"cuda_runtime","name":"{call}",{who[issuer]},"ts":{call_begin},'
                 f'"dur":{call_length},"args":{{{tied},"op":{name}}}}}'
@@ -331,18 +322,18 @@ def _transfer_lines(timeline: Timeline, crossing: IntArray) -> Iterator[str]:
 # -- flows and counters -------------------------------------------------------------------------
 
 
-def _arrow_lines(timeline: Timeline, run: int, arrows: Sequence[tuple[int, int]]) -> Iterator[str]:
+def _arrow_lines(timeline: Timeline, run: int, source: IntArray, target: IntArray) -> Iterator[str]:
     """Yield flows from producers to consumers."""
     start, end = timeline.trace.of_rows("start_ns"), timeline.trace.of_rows("end_ns")
     # Ids of their own, so that they do not join the flows of launches.
     first = run * _FLOWS_APART + len(timeline.trace) + 1
-    source, target = np.array(arrows, np.int64).reshape(-1, 2).T
     # A flow begins in a slice, not behind it.
     leaves, arrives = _us(np.maximum(start[source], end[source] - 1)), _us(start[target])
-    for number, ((p, c), begin, until) in enumerate(zip(arrows, leaves, arrives, strict=True), first):
+    lanes = (timeline.lane[rows].tolist() for rows in (source, target))
+    for number, (p, c, begin, until) in enumerate(zip(*lanes, leaves, arrives, strict=True), first):
         flow = f'"cat":"data","name":"data","id":{number}'
-        yield f'{{"ph":"s",{flow},{timeline.lanes[timeline.lane[p]]},"ts":{begin}}}'
-        yield f'{{"ph":"f","bp":"e",{flow},{timeline.lanes[timeline.lane[c]]},"ts":{until}}}'
+        yield f'{{"ph":"s",{flow},{timeline.lanes[p]},"ts":{begin}}}'
+        yield f'{{"ph":"f","bp":"e",{flow},{timeline.lanes[c]},"ts":{until}}}'
 
 
 def _counter_lines(timeline: Timeline, rank: int | None) -> Iterator[str]:

@@ -18,14 +18,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, distinct_rows, group_pairs
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, group_pairs
 from sim.base.intervals import in_use, levels
 from sim.base.units import NS_PER_S
 from sim.explain.communication import moving_ops, traffic_on_links, transfers_on_links
 from sim.explain.idle import final_waits
 from sim.explain.memory_use import memory_use
 from sim.job.job import Job
-from sim.machine.device import Device
 from sim.record.dependencies import edges_among
 from sim.record.record import Record, recorded_delays
 
@@ -81,8 +80,8 @@ class Timeline:
         over several links it is that of the first.
     crossing, crossed : array of int64
         Transfers, as rows, and the lanes of the links that they cross.
-    issuers : list of Issuer
     issuer : list of Lane
+        The lane of each issuer.
     """
 
     def __init__(self, trace: Record, run: int = 0) -> None:
@@ -93,12 +92,11 @@ class Timeline:
             for d, device in enumerate(machine.devices)
             for lane in range(device.lanes)
         ]
-        self.issuers = machine.issuers()
         self.issuer = [
             self.lanes[issuer.stream]
             if issuer.executes
             else Lane(self.base + _HOSTS, issuer.index + 1, issuer.name)
-            for issuer in self.issuers
+            for issuer in machine.issuers()
         ]
         # Tasks that run on no stream have threads of their own after those of their device.
         alone = np.flatnonzero(trace.alone)
@@ -154,20 +152,17 @@ class Timeline:
         """Return the process of a device, as a lane that no stream has."""
         return Lane(self.base + _FIRST_DEVICE + d, 0)
 
-    def processes(self) -> dict[int, list[Lane]]:
-        """Return the lanes of each process: hosts that issued something, devices, and links."""
-        used = set(np.unique(self.trace.tasks["issuer"]).tolist())
-        hosts = [self.issuer[each.index] for each in self.issuers if not each.executes and each.index in used]
-        return group_pairs((lane.pid, lane) for lane in (*hosts, *self.lanes))
-
-    def process_name(self, pid: int) -> str:
-        """Return the name of a process."""
-        known = {self.base + _HOSTS: "hosts", self.base + _LINKS: "links"}
-        if pid in known:
-            return known[pid]
+    def processes(self) -> list[tuple[str, list[Lane]]]:
+        """Return the processes, by name, with their lanes: hosts that issued something, devices, links."""
         machine = self.trace.job.machine
-        name = machine.devices[pid - self.base - _FIRST_DEVICE].name
-        return name if machine.folding is None else machine.folding.stands_for(name)
+        used = set(np.unique(self.trace.tasks["issuer"]).tolist())
+        hosts = [lane for k, lane in enumerate(self.issuer) if k in used and lane.pid == self.base + _HOSTS]
+        names = {self.base + _HOSTS: "hosts", self.base + _LINKS: "links"}
+        for d, device in enumerate(machine.devices):
+            folded = machine.folding
+            names[self.device(d).pid] = device.name if folded is None else folded.stands_for(device.name)
+        lanes = group_pairs((lane.pid, lane) for lane in (*hosts, *self.lanes))
+        return [(names[pid], of) for pid, of in lanes.items()]
 
     def rows_shown(self) -> IntArray:
         """Return the rows of the tasks that ran."""
@@ -177,16 +172,6 @@ class Timeline:
     def waits(self) -> IntArray:
         """Why each task did not start when it was ready."""
         return final_waits(self.trace)
-
-    def facts_of_ops(self) -> tuple[list[dict[str, str | int]], IntArray]:
-        """Return the facts on an op that a click shows (kind, place in a pipeline), and their index by op."""
-        graph, facts = self.trace.job.graph, list[dict[str, str | int]]()
-        different, which = distinct_rows(graph.kind_code, graph.stage + 1, graph.micro_batch + 1)
-        for kind, stage, micro_batch in different:
-            place = {"stage": stage - 1, "micro_batch": micro_batch - 1}
-            given = {name: k for name, k in place.items() if k >= 0}
-            facts.append({"kind": graph.kinds[kind], **given})
-        return facts, which
 
     @cached_property
     def _edges(self) -> tuple[IntArray, IntArray]:
@@ -203,20 +188,17 @@ class Timeline:
         consumer, producer = np.divmod(both, max(1, len(self.lane)))
         return Csr(np.searchsorted(consumer, np.arange(len(self.lane) + 1)), producer)
 
-    def arrows(self, most: int, shown: BoolArray | None = None) -> list[tuple[int, int]]:
-        """Return the earliest (producer, consumer) pairs on different lanes, through transfers, by start.
+    def arrows(self, most: int, shown: BoolArray) -> tuple[IntArray, IntArray]:
+        """Return the earliest producers and consumers on different lanes, through transfers, by start.
 
-        Only arrows between the lanes in the mask `shown` count; by default all do.
+        Only arrows between the lanes in the mask `shown` count.
         """
         producer, consumer = self._edges
         source, target = self.lane[producer], self.lane[consumer]
-        counts = source != target
-        if shown is not None:
-            counts &= shown[source] & shown[target]
-        apart = np.flatnonzero(counts)
+        apart = np.flatnonzero((source != target) & shown[source] & shown[target])
         start = self.trace.of_rows("start_ns")[consumer[apart]]
         apart = apart[np.argsort(start, kind="stable")[:most]]
-        return list(zip(producer[apart].tolist(), consumer[apart].tolist(), strict=True))
+        return producer[apart], consumer[apart]
 
     def counters(self) -> Iterator[Counter]:
         """Yield the bytes in use (if any) and running tasks of every device, then the traffic of links.
@@ -234,11 +216,7 @@ class Timeline:
             moves = np.diff(running, prepend=0) != 0
             if moves.any():
                 yield Counter(self.device(d), "running", f"tasks on {name}", times[moves], running[moves])
-        yield from self._link_counters()
-
-    def _link_counters(self) -> Iterator[Counter]:
-        machine, lane = self.trace.job.machine, Lane(self.base + _LINKS, 0)
-        moved = traffic_on_links(self.trace)
+        machine, lane, moved = trace.job.machine, Lane(self.base + _LINKS, 0), traffic_on_links(trace)
         first, end = moved.first_ns, moved.end_ns
         rate = (moved.nbytes * (NS_PER_S / np.maximum(end - first, 1))).astype(np.int64)
         bounds = np.searchsorted(moved.link, np.arange(len(machine.links) + 1))
@@ -272,60 +250,25 @@ CATEGORIES: Final = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "delay")
 
 _WORKER, _KERNEL, _COPY, _FILL, _DELAY = range(5)
 
-_LAUNCHES: Final = {"gpu": ("", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "launch")}
-"""Calls that launch ops of each category, by kind of device; tools count CUDA's by these names."""
+LAUNCHES: Final = ("", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "launch")
+"""Calls that launch ops of each category on a GPU; tools count CUDA's by these names."""
 
 
-class Titles:
-    """The category and the title of every op.
-
-    Parameters
-    ----------
-    job : Job
-
-    Attributes
-    ----------
-    category : array of int64
-        Index into `CATEGORIES`, by op.
-    own : array of bool
-        Whether the title of each op differs from its name.
-    """
-
-    def __init__(self, job: Job) -> None:
-        graph, devices = job.graph, job.machine.devices
-        self._names, self._attributes = graph.op_names, graph.attributes
-        gpu = np.array([device.kind == "gpu" for device in devices])[job.device_of]
-        self._kinds = ["".join(word.capitalize() for word in kind.split("_")) for kind in graph.kinds]
-        self._kind = graph.kind_code
-        copies = graph.is_kind("copy")
-        worker = np.array([device.workers > 0 for device in devices])[job.device_of]
-        self.own = gpu & ~worker & (moving_ops(job) | copies)
-        self.category = np.where(worker, _WORKER, np.where(copies, _COPY, _KERNEL))
-        self.category[recorded_delays(graph) & ~worker] = _DELAY
-        for op, kernel in graph.attribute("kernel").items():
-            if not worker[op]:
-                self.own[op] = kernel != graph.op_names[op]
-                begin = str(kernel)[:6]
-                self.category[op] = {"Memcpy": _COPY, "Memset": _FILL}.get(begin, _KERNEL)
-
-    def of(self, op: int) -> str:
-        """Return the title of an op that has one of its `own`."""
-        name = self._names[op]
-        recorded = self._attributes.get(op, {}).get("kernel")
-        if recorded is not None:
-            return str(recorded)
-        if self.category[op] == _COPY:
-            return f"Memcpy ({name})"
-        return f"ncclDevKernel_{self._kinds[self._kind[op]]}({name})"
-
-
-def launch_call(device: Device, category: int) -> str:
-    """Return the name of the call that launches work of a category on a device.
-
-    Examples
-    --------
-    >>> launch_call(Device("gpu0"), CATEGORIES.index("gpu_memcpy")), launch_call(Device("npu0", "npu"), 1)
-    ('cudaMemcpyAsync', 'launch')
-    """
-    calls = _LAUNCHES.get(device.kind)
-    return calls[category] if calls else "launch"
+def titles_of(job: Job) -> tuple[list[str], IntArray]:
+    """Return the title of every op, and its category, an index into `CATEGORIES`."""
+    graph, devices = job.graph, job.machine.devices
+    worker = np.array([device.workers > 0 for device in devices])[job.device_of]
+    gpu = np.array([device.kind == "gpu" for device in devices])[job.device_of] & ~worker
+    copies = graph.is_kind("copy")
+    category = np.where(worker, _WORKER, np.where(copies, _COPY, _KERNEL))
+    category[recorded_delays(graph) & ~worker] = _DELAY
+    titles = list(graph.op_names)
+    kinds = ["".join(word.capitalize() for word in kind.split("_")) for kind in graph.kinds]
+    for op in np.flatnonzero(gpu & (moving_ops(job) | copies)).tolist():
+        call = "Memcpy " if copies[op] else f"ncclDevKernel_{kinds[graph.kind_code[op]]}"
+        titles[op] = f"{call}({titles[op]})"
+    for op, kernel in graph.attribute("kernel").items():
+        if not worker[op]:
+            titles[op] = str(kernel)
+            category[op] = {"Memcpy": _COPY, "Memset": _FILL}.get(titles[op][:6], _KERNEL)
+    return titles, category

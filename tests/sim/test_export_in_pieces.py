@@ -30,7 +30,7 @@ def peak_bytes(run: Trace, path: Path) -> int:
     for _ in range(2):
         tracemalloc.start()
         try:
-            write_chrome(run, path, arrows=100)
+            write_chrome(run, path)
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
