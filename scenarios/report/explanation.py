@@ -9,7 +9,7 @@ from sim.explain.communication import exposed_communication
 from sim.explain.derived import EVERYWHERE, DerivedColumns
 from sim.explain.idle import idle_reasons
 from sim.explain.makespan_breakdown import breakdown, breakdown_text
-from sim.explain.narration import grouped_gaps, held_up_most, host_time, largest_gaps, steps_in
+from sim.explain.narration import grouped_gaps, host_time, largest_gaps, steps_in
 from sim.explain.path import PathStep, executed_path
 from sim.explain.sentences import TaskLife, lives
 from sim.explain.time_use import time_use
@@ -44,7 +44,6 @@ def explanation(
         "to_ns": facts.to_ns,
         "why": breakdown_text(whole),
         **breakdown(whole).to_json(),
-        "held_up_most": held_up_most(whole, path) or None,
         "path": [_step(trace, facts, step) for step in steps_in(facts, path)],
         "unused_devices": result.summary["unused_devices"],
         "time_ns": time_use(facts),

@@ -16,82 +16,15 @@ from sim.explain.bounds import Bounds, bounds
 from sim.explain.communication import communicator_waits, exposed_communication
 from sim.explain.derived import DerivedColumns
 from sim.explain.failed_ops import attempt_lines, failure_text, late_lines
-from sim.explain.idle import REASONS, IdlePieces, held_up, idle_pieces, idle_reasons
+from sim.explain.idle import REASONS, IdlePieces, idle_pieces, idle_reasons
 from sim.explain.makespan_breakdown import breakdown_line
 from sim.explain.path import PathStep, executed_path
 from sim.explain.sentences import blame, lives, never_came_text, step_text, task_text
 from sim.explain.time_use import WORD_OF_REASON, cores_of, time_use, unused_devices, used_core_ns
 from sim.record.record import Record
 
-# ----------------------------------------------------------------------------------------------------------
-# What held the executed critical path up most, in one sentence: the first thing to know about a run.
-#
-#  '0F1' is issued and queued behind '2RECV_F0' on rank0/0, for 22 us; '2RECV_F0' waits on communicator 'pp'
-#  for rank1, whose '1SEND_F0' is the last to start, for 10 us
-#
-# The path shows what took the time. If it is a chain of tasks without a gap, the cause is not on it: a task
-# on it may have been ready long before, behind another one. So for each task of the path, the time between
-# its data and its start is divided by reason, and the longest piece is reported; a wait on a stream counts
-# only behind a collective, since queueing kernels is what streams are for. For a collective, the rank that
-# started last counts. If the task ahead was itself waiting for a late rank, that is reported too.
-
-_AHEAD: Final = {"stream": "before_on_lane", "communicator": "before_in_line"}
-"""Reason → the column with the task ahead."""
-
-_LEAST: Final = 0.05
-"""Smallest part of the makespan that is worth a line."""
-
-
 _NUMBER: Final = re.compile(r"_\d+$")
 """The number that distinguishes modules of one class."""
-
-
-class _Piece(NamedTuple):
-    ns: int
-    row: int
-    reason: str
-    begin_ns: int
-
-
-def held_up_most(f: DerivedColumns, path: Sequence[PathStep]) -> str:
-    """Return the sentence; empty if nothing on the path was held up, or there are no communicators.
-
-    Parameters
-    ----------
-    f : DerivedColumns
-    path : sequence of PathStep
-        The executed path.
-    """
-    if f.meetings is None:
-        return ""
-    rows = [int(f.met_last[step.row]) for step in path if step.kind in ("task", "issue") and step.row < f.n]
-    first = _longest(f, list(dict.fromkeys(rows)))
-    if first is None or first.ns < _LEAST * f.trace.makespan_ns:
-        return ""
-    told = f"{blame(f, first.reason, first.row, first.begin_ns).told}, for {format_duration(first.ns)}"
-    ahead = int(getattr(f, _AHEAD[first.reason])[first.row]) if first.reason in _AHEAD else UNSET
-    behind = None if ahead == UNSET else _longest(f, [ahead], ("late rank",))
-    if behind is not None:
-        told += f"; {blame(f, 'late rank', behind.row, behind.begin_ns).told.partition(';')[0]}"
-        told += f", for {format_duration(behind.ns)}"
-    return told
-
-
-def _longest(f: DerivedColumns, rows: list[int], reasons: tuple[str, ...] = ()) -> _Piece | None:
-    """Return the longest time, for one reason, in which one of the tasks had its data but did not start."""
-    at = np.array(rows, np.int64)
-    best: _Piece | None = None
-    for reason, begin, length in held_up(f, at, f.data[at], f.begins[at]) if rows else ():
-        if reasons and reason not in reasons:
-            continue
-        if reason == "stream":
-            met = () if f.meetings is None else f.meetings.row
-            length = np.where(np.isin(f.before_on_lane[at], met), length, 0)
-        k = int(length.argmax())
-        if length[k] > (best.ns if best else 0):
-            best = _Piece(int(length[k]), rows[k], reason, int(begin[k]))
-    return best
-
 
 # ----------------------------------------------------------------------------------------------------------
 # Idle stretches in words: the longest ones, and all of them by device and reason.
@@ -232,14 +165,21 @@ def explain_text(
     trace, path = f.trace, executed_path(f)
     makespan = format_duration(trace.makespan_ns)
     lines = [f"{title or f'{trace.job.graph.name} under {trace.policy}'}: {makespan}"]
-    lines += [f"Only what happens {f.part}."] if f.part else _whole_lines(f, path)
+    lines += [f"Only what happens {f.part}."] if f.part else _whole_lines(f)
     lines += ["", *_path_lines(f, steps_in(f, path), longest)]
     lines += ["", *_device_lines(f), *_host_lines(f, longest), *_exposed_lines(f)]
     lines += [] if f.part else _communicator_lines(f)
     if groups := grouped_gaps(f)[:gaps]:
         lines += ["", "Idle time", *(_group_line(group) for group in groups)]
     if f.part and (found := largest_gaps(f, gaps)):
-        lines += ["", "Longest gaps", *(_gap_line(gap) for gap in found)]
+        lines += [
+            "",
+            "Longest gaps",
+            *(
+                f"  {gap.device:<12} {_when(gap.start_ns, gap.length_ns)}  {gap.reason:<10}  {gap.blame}"
+                for gap in found
+            ),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -288,25 +228,15 @@ def steps_in(f: DerivedColumns, path: list[PathStep]) -> list[PathStep]:
     return [step for step in cut if step.end_ns > step.start_ns]
 
 
-def _whole_lines(f: DerivedColumns, path: list[PathStep]) -> list[str]:
-    """Return the lines for a whole run only: its bound, its failures, what held it up most."""
+def _whole_lines(f: DerivedColumns) -> list[str]:
+    """Return the lines for a whole run only: its parts, its bound, its failures."""
     failed = failure_text(f.trace)
-    most = held_up_most(f, path)
     bound = f"{failed}; no bound." if failed else _bound_line(bounds(f.trace), f.trace.makespan_ns)
-    return [
-        f"{breakdown_line(f)}.",
-        *(attempt_lines(f.trace) or [bound]),
-        *late_lines(f.trace),
-        *([f"Held up most: {most}."] if most else []),
-    ]
+    return [f"{breakdown_line(f)}.", *(attempt_lines(f.trace) or [bound]), *late_lines(f.trace)]
 
 
 def _when(start_ns: int, length_ns: int) -> str:
     return f"at {format_duration(start_ns):>10}  {format_duration(length_ns):>10}"
-
-
-def _gap_line(gap: Gap) -> str:
-    return f"  {gap.device:<12} {_when(gap.start_ns, gap.length_ns)}  {gap.reason:<10}  {gap.blame}"
 
 
 def _who(names: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -381,10 +380,6 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
 def test_a_receive_before_an_independent_forward_is_named() -> None:
     """PyTorch issue 172668: with one queue for everything the second forward waits for the other rank."""
     text = sim("explain", EXAMPLES / "recv_blocks_forward.yaml").stdout
-    assert text.splitlines()[3] == (
-        "Held up most: '0F1' is issued and queued behind '2RECV_F0' on rank0/0, for 22 us; '2RECV_F0' waits "
-        "on communicator 'pp' for rank1, whose '1SEND_F0' is the last to start, for 10 us."
-    )
     assert (
         "late rank    at 11 us: '2RECV_F0' waits on communicator 'pp' for rank1, whose '1SEND_F0' is the "
         "last to start; '0F1' stands behind it on rank0/0"
@@ -394,12 +389,7 @@ def test_a_receive_before_an_independent_forward_is_named() -> None:
 def test_one_communicator_for_two_streams_is_named() -> None:
     """Torchtitan issue 2368: the gather stands behind the scatter, although it has a stream of its own."""
     text = sim("explain", EXAMPLES / "one_communicator.yaml").stdout
-    assert text.splitlines()[3] == (
-        "Held up most: 'AG1@0' is queued behind 'RS3@0' on communicator 'fsdp', for 14 us."
-    )
     assert "in line 44 us, most 'AG1@0', 14 us behind 'RS3@0'" in text
-    found = json.loads(sim("explain", EXAMPLES / "one_communicator.yaml", "--json").stdout)
-    assert found["held_up_most"] == "'AG1@0' is queued behind 'RS3@0' on communicator 'fsdp', for 14 us"
     text = sim("explain", EXAMPLES / "one_communicator.yaml", "--policy", "two communicators").stdout
     assert "AG1@0" not in text.partition("Communicators")[2]
     assert "gathers" in text
@@ -409,24 +399,13 @@ def test_a_host_that_is_late_is_named() -> None:
     """PyTorch issue 163153: all_gathers do not overlap, as the host issues them late."""
     assert "\nstep 1.576 ms on 2 GPUs\n" in sim("run", EXAMPLES / "fsdp2.yaml").stdout
     text = sim("explain", EXAMPLES / "fsdp2.yaml").stdout
-    first = text.splitlines()[3]
-    assert first.startswith("Held up most: ")
-    assert re.search(r"is ready, and gpu0/host issues '\S+' and \d+ more first \(\S+ us\), for ", first)
+    assert text.splitlines()[1].startswith("gpu0: 580 us waiting for the host, ")
     ahead = sim("explain", EXAMPLES / "fsdp2.yaml", "--policy", "host ahead").stdout
     assert "host is busy" not in ahead.partition("Executed")[0]
     # Of each of 4 gathers 35 us fit beside 3 kernels of 20 us that are 5 us apart; of 3 reduce_scatters
     # 20 us fit beside one kernel, and 1 us is hidden as it is.
     assert "gpu0 and 1 more      432 us  host late 197 us, bandwidth 235 us\n" in text
     assert "gpu0 and 1 more       79 us  bandwidth 79 us\n" in ahead
-
-
-def test_a_kernel_behind_a_kernel_is_no_cause() -> None:
-    b = GraphBuilder("two kernels and a sum")
-    for gpu in ("gpu0", "gpu1"):
-        op(b, f"{gpu}/f", 50)
-        op(b, f"{gpu}/g", 50)
-        op(b, f"{gpu}/a", 20, "dp", inputs=[f"{gpu}/g"])
-    assert "Held up most" not in explain_text(run(b, two(1)))
 
 
 # -- in general --------------------------------------------------------------------------------
