@@ -201,10 +201,10 @@ def _write_ops(results: Sequence[Result], path: str) -> None:
 
 def _write_memory(results: Sequence[Result], path: str) -> None:
     from sim.explain.memory_use import peak_bytes
-    from sim.plot import memory, new_figure, save
+    from sim.plot import new_figure, save
     from sim.plot.legend import add_legend
-    from sim.plot.memory import band_labels, memory_handles, scales_of, strip_of
-    from sim.plot.theme import colour_of
+    from sim.plot.memory import band_labels, draw_strip, memory_handles, strip_of, tops_of
+    from sim.plot.theme import colour_of, plain
 
     shown = [
         (result, device)
@@ -216,15 +216,12 @@ def _write_memory(results: Sequence[Result], path: str) -> None:
         raise InputError(f"--memory {path}: there is nothing to draw: nothing is ever held")
     figure, axes = new_figure(len(shown), height=max(2.6, 1.5 * len(shown)))
     strips = [strip_of(result.trace, device) for result, device in shown]
-    sizes = scales_of(strips)
-    until_ns = max(1, *(result.trace.makespan_ns for result in results))
-    for (result, device), ax in zip(shown, axes, strict=True):
-        machine = result.trace.job.machine
-        size = sizes[machine.devices[machine.device_index(device)].kind]
-        title = result.policy if len(results) > 1 else None
-        memory(result.trace, device, ax, title=title, size=size, until_ns=until_ns, legend=False)
-        ax.label_outer()
     colours = {label: colour_of(label) for label in band_labels(strips)}
+    tops, until_ns = tops_of(strips), max(1, *(result.trace.makespan_ns for result in results))
+    for (result, _), strip, ax in zip(shown, strips, axes, strict=True):
+        draw_strip(ax, strip, colours, tops[strip.kind], until_ns)
+        plain(ax, result.policy if len(results) > 1 else None)
+        ax.label_outer()
     add_legend(figure, memory_handles([], strips, colours), alone=True)  # shared by all axes
     save(figure, path)
 

@@ -12,7 +12,7 @@ Its parts are in `sim.plot`, its colours in `sim.plot.theme` and its legend in `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +21,7 @@ import numpy as np
 from sim.base.arrays import UNSET
 from sim.explain.derived import DerivedColumns
 from sim.plot.bar_polygons import draw_arrows, draw_bars, draw_path, name_lanes, names_in_bars, points_of
-from sim.plot.bars import bars_of, folded_note, path_of
+from sim.plot.bars import Bars, bars_of, folded_note, path_of
 from sim.plot.figure import axes_or_new, new_figure, scale_time, time_unit, told_time
 from sim.plot.legend import add_legend, colours_of, handles_of, legend_of
 from sim.plot.memory import coloured_strips, draw_strip, memory_handles
@@ -51,15 +51,12 @@ def gantt(
     trace: Record,
     ax: Axes | None = None,
     *,
-    colours: Mapping[str, str] | None = None,
     links: bool = True,
     issuers: bool = False,
     arrows: bool = False,
     critical_path: bool = False,
     title: str | None = None,
     until_ns: int | None = None,
-    legend: bool = True,
-    lane_points: float | None = None,
 ) -> Axes:
     """Draw a trace, without its memory: `compare_gantt` shows both.
 
@@ -68,8 +65,6 @@ def gantt(
     trace : Trace
     ax : Axes, optional
         The axes to draw into; by default a new figure of suitable height.
-    colours : mapping of str to str, optional
-        Kind of op → colour; by default `colours_of` the trace.
     links : bool
         Whether transfers get lanes of their own, one per pair of devices.
     issuers : bool
@@ -82,10 +77,6 @@ def gantt(
     title : str, optional
     until_ns : int, optional
         Right end of the time axis; by default the makespan.
-    legend : bool
-        Whether to explain the colours beside the chart.
-    lane_points : float, optional
-        Height of a lane, for font sizes; by default that of the axes before layout.
 
     Returns
     -------
@@ -101,22 +92,46 @@ def gantt(
     >>> [label.get_text() for label in ax.get_yticklabels()], ax.get_xlabel()
     (['gpu0/0'], 'time (ns)')
     """
-    unseen = links and _negligible(trace)
-    bars = bars_of(trace, links=links and not unseen, issuers=issuers).without_empty_lanes()
+    bars, note = _visible_bars(trace, links, issuers)
     ax = axes_or_new(ax, height=min(20.0, 0.9 + _LANE_INCHES * max(2, len(bars.lanes))))
-    until = until_ns or max(trace.makespan_ns, 1)
+    until, colours = until_ns or max(trace.makespan_ns, 1), colours_of([trace])
+    points = points_of(ax, len(bars.lanes))[1]
+    notes = [title or "", note]
+    _draw(ax, trace, bars, colours, until, points, notes, arrows=arrows, critical_path=critical_path)
+    add_legend(ax, handles_of(legend_of([bars], colours), colours))
+    return ax
+
+
+def _visible_bars(trace: Record, links: bool, issuers: bool) -> tuple[Bars, str]:
+    """Return the bars of a chart, and a note if its transfers are left out."""
+    unseen = links and _negligible(trace)
+    bars = bars_of(trace, links=links and not unseen, issuers=issuers)
+    return bars.without_empty_lanes(), _UNSEEN if unseen else ""
+
+
+def _draw(
+    ax: Axes,
+    trace: Record,
+    bars: Bars,
+    colours: Mapping[str, str],
+    until: int,
+    lane_points: float,
+    notes: Sequence[str],
+    *,
+    arrows: bool,
+    critical_path: bool,
+) -> None:
+    """Draw the bars of a trace, with lanes of some height in points, up to a time, under some notes."""
     scale = scale_time(ax, until)
-    colours = colours or colours_of([trace])
-    points = points_of(ax, len(bars.lanes))[1] if lane_points is None else lane_points
     shown, marked = bars.pack(until), None
     if critical_path:
         path = path_of(DerivedColumns(trace), bars, shown)
         marked = np.isin(np.arange(len(shown)), path.bar)
     draw_bars(ax, shown, colours, until, marked)
-    name_lanes(ax, bars.lanes, points)
+    name_lanes(ax, bars.lanes, lane_points)
     fills = [shade(colours[kind]) for kind in bars.kinds]
     on_path = None if marked is None else shown.row[marked]
-    names_in_bars(ax, trace, bars, fills, until, points, on_path)
+    names_in_bars(ax, trace, bars, fills, until, lane_points, on_path)
     if critical_path:
         draw_path(ax, path, until)
     if arrows:
@@ -126,11 +141,8 @@ def gantt(
     if len(cut):
         ax.plot(cut.end / scale, cut.lane, "X", color=ink(), markeredgecolor=paper(), clip_on=False)
     ax.set_xlim(0, until / scale)
-    notes = title, _CUT if len(cut) else "", _UNSEEN if unseen else ""
-    plain(ax, "; ".join(part for part in notes if part), "x")
-    if legend:
-        add_legend(ax, handles_of(legend_of([bars], colours), colours))
-    return ax
+    title, *others = notes
+    plain(ax, "; ".join(part for part in (title, _CUT if len(cut) else "", *others) if part), "x")
 
 
 def compare_gantt(
@@ -180,15 +192,12 @@ def compare_gantt(
     named = {"": traces} if isinstance(traces, Record) else traces
     runs = list(named.values())
     until = max(max(trace.makespan_ns for trace in runs), 1)
-    bars = [
-        bars_of(trace, links=links and not _negligible(trace), issuers=issuers).without_empty_lanes()
-        for trace in runs
-    ]
-    held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=memory)
+    charts = [_visible_bars(trace, links, issuers) for trace in runs]
+    held, colours, tops = coloured_strips(runs, colours_of(runs), memory=memory)
     every = [strip for run in held for strip in run.shown]
-    handles = memory_handles(legend_of(bars, colours), every, colours)
+    handles = memory_handles(legend_of([bars for bars, _ in charts], colours), every, colours)
 
-    lanes = [_LANE_INCHES * max(1, len(each.lanes)) for each in bars]
+    lanes = [_LANE_INCHES * max(1, len(bars.lanes)) for bars, _ in charts]
     n_strips = len(every)
     height = 0.6 + sum(0.4 + h for h in lanes) + n_strips * (0.08 + _STRIP_INCHES)
     # A low chart may be lower than its legend.
@@ -200,24 +209,14 @@ def compare_gantt(
         grid.set_height_ratios(
             [inches for h, run in rows for inches in (h, *(_STRIP_INCHES for _ in run.shown))]
         )
-    free = iter(axes)
-    for (name, trace), run in zip(named.items(), held, strict=True):
+    free, points = iter(axes), 72 * _LANE_INCHES * figure_inches / height
+    for (name, trace), (bars, note), run in zip(named.items(), charts, held, strict=True):
         ax, strips = next(free), list(islice(free, len(run.shown)))
-        gantt(
-            trace,
-            ax,
-            colours=colours,
-            links=links,
-            issuers=issuers,
-            arrows=arrows,
-            critical_path=critical_path,
-            title=f"{name}: " * bool(name) + told_time(trace.makespan_ns, until) + folded_note(trace),
-            until_ns=until,
-            legend=False,
-            lane_points=72 * _LANE_INCHES * figure_inches / height,
-        )
+        title = f"{name}: " * bool(name) + told_time(trace.makespan_ns, until) + folded_note(trace)
+        notes = [title, note]
+        _draw(ax, trace, bars, colours, until, points, notes, arrows=arrows, critical_path=critical_path)
         for below, strip in zip(strips, run.shown, strict=True):
-            draw_strip(below, strip, colours, sizes[strip.kind], until)
+            draw_strip(below, strip, colours, tops[strip.kind], until)
         if run.note:
             strips[0].set_title(run.note, loc="left", fontsize=8, parse_math=False)
         ax.axvline(trace.makespan_ns / time_unit(until)[0], color=ink(), linewidth=0.8, linestyle=":")

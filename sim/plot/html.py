@@ -45,9 +45,9 @@ from sim.plot.memory import (
     CAPACITY,
     NOT_IN_USE,
     RESERVED,
-    Scale,
     Strip,
     band_labels,
+    byte_unit,
     coloured_strips,
     fold_strips,
     line_labels,
@@ -296,7 +296,7 @@ def gantt_data(
     until = max(max(trace.makespan_ns for trace in runs), 1)
     unit, word = time_unit(until)
     every = [bars_of(trace, issuers=issuers) for trace in runs]
-    held, colours, sizes = coloured_strips(runs, colours_of(runs), memory=True, without_log=True)
+    held, colours, tops = coloured_strips(runs, colours_of(runs), memory=True, without_log=True)
     strips = [strip for run in held for strip in run.shown]
     key = with_bands(legend_of(every, colours), band_labels(strips), colours)
     key += [Entry(line, (line,), (colours[line],)) for line in line_labels(strips)]
@@ -329,7 +329,7 @@ def gantt_data(
         rows.append(row)
         note = below.note or "memory"
         for strip in fold_strips(below.shown):
-            rows.append({"title": note} | _memory(strip, sizes[strip.kind], labels, until, columns))
+            rows.append({"title": note} | _memory(strip, tops[strip.kind], labels, until, columns))
             note = ""
         stories.append(tell_run(facts, title, (sections or {}).get(name, ())))
         if loads := link_loads(trace):
@@ -387,9 +387,9 @@ def _visible_steps(load: LinkLoad, until_ns: int) -> tuple[IntArray, FloatArray]
     return edges, np.append(np.round(load.means(edges), 4), 0.0)
 
 
-def _memory(strip: Strip, size: Scale, labels: list[str], until_ns: int, columns: int) -> _Data:
+def _memory(strip: Strip, top_bytes: int, labels: list[str], until_ns: int, columns: int) -> _Data:
     """Return the row of a device's memory: bands from bottom to top, in bytes from each time on."""
-    seen = strip.thin_out(until_ns, columns)
+    seen, (unit, unit_name) = strip.thin_out(until_ns, columns), byte_unit(top_bytes)
 
     def entry(label: str, nbytes: IntArray) -> _Data:
         return {"entry": labels.index(label), "nbytes": nbytes.tolist()}
@@ -402,10 +402,10 @@ def _memory(strip: Strip, size: Scale, labels: list[str], until_ns: int, columns
     if (capacity := strip.shown_capacity) is not None:
         row["capacity"] = {"entry": labels.index(CAPACITY), "nbytes": capacity}
     return row | {
-        "names": [[1 - 1 / 1.35, f"{size.top_bytes / size.unit:,.3g} {size.name}"], [0.64, strip.device]],
+        "names": [[1 - 1 / 1.35, f"{top_bytes / unit:,.3g} {unit_name}"], [0.64, strip.device]],
         "times": seen.times_ns.tolist(),
         "bands": bands,
-        "top": size.top_bytes,
+        "top": top_bytes,
         "peak": f"peak {format_bytes(strip.peak_bytes, iec=True)}",
         "peak_ns": strip.peak_ns,
     }

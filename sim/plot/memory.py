@@ -147,18 +147,10 @@ class Strips(NamedTuple):
         return f"memory: the {of} devices with the highest peaks; without {list_names(self.left_out, _NAMED)}"
 
 
-class Scale(NamedTuple):
-    """The vertical axis of some strips: its maximum (bytes), and its unit, in bytes and by name."""
-
-    top_bytes: int
-    unit: int
-    name: str
-
-
 def coloured_strips(
     runs: Sequence[Record], colours: Mapping[str, str], *, memory: bool, without_log: bool = False
-) -> tuple[list[Strips], dict[str, str], dict[str, Scale]]:
-    """Return the strips of runs that are shown together, all colours, and the scale of each kind of device.
+) -> tuple[list[Strips], dict[str, str], dict[str, int]]:
+    """Return the strips of runs that are shown together, all colours, and the top of each kind of device.
 
     Parameters
     ----------
@@ -173,7 +165,7 @@ def coloured_strips(
     held = alike(strips_of(runs, without_log=without_log) if memory else [Strips([], []) for _ in runs])
     strips = [strip for run in held for strip in run.shown]
     bands = {label: colour_of(label) for label in band_labels(strips)}
-    return held, {**colours, **bands, **LINES}, scales_of(strips)
+    return held, {**colours, **bands, **LINES}, tops_of(strips)
 
 
 def strip_of(trace: Record, device: str) -> Strip:
@@ -329,15 +321,15 @@ def line_labels(strips: Sequence[Strip]) -> list[str]:
     return lines + [CAPACITY] * any(strip.shown_capacity for strip in strips)
 
 
-def scales_of(strips: Iterable[Strip]) -> dict[str, Scale]:
-    """Return one scale per kind of device for all strips, so that heights can be compared.
+def tops_of(strips: Iterable[Strip]) -> dict[str, int]:
+    """Return the bytes at the top of the axis of each kind of device, for all strips, to compare heights.
 
-    Host and GPU have separate scales, so that the one with less is not flattened.
+    Host and GPU have axes of their own, so that the one with less is not flattened.
     """
     tops: dict[str, int] = {}
     for strip in strips:
         tops[strip.kind] = max(tops.get(strip.kind, 1), strip.top_bytes, strip.shown_capacity or 0)
-    return {kind: Scale(top, *byte_unit(top)) for kind, top in tops.items()}
+    return tops
 
 
 def byte_unit(most: int) -> tuple[int, str]:
@@ -359,16 +351,7 @@ def _sum(columns: Iterable[IntArray], length: int) -> IntArray:
 # ----------------------------------------------------------------------------------------------------------
 
 
-def memory(
-    trace: Record,
-    device: str,
-    ax: Axes | None = None,
-    *,
-    title: str | None = None,
-    size: Scale | None = None,
-    until_ns: int | None = None,
-    legend: bool = True,
-) -> Axes:
+def memory(trace: Record, device: str, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """Draw the bytes in use on a device over time, and mark the peak.
 
     One band is resident memory (parameters and inputs), the others the outputs of the kinds of op that hold
@@ -381,12 +364,6 @@ def memory(
         Name of a device.
     ax : Axes, optional
     title : str, optional
-    size : Scale, optional
-        The vertical axis, if several plots are compared (`sim.plot.memory.scales_of`); else its own.
-    until_ns : int, optional
-        Right end of the time axis; by default the makespan.
-    legend : bool
-        Whether to explain the colours beside the plot.
 
     Returns
     -------
@@ -400,11 +377,9 @@ def memory(
     strip = strip_of(trace, device)
     ax = axes_or_new(ax, height=2.6)
     colours = {label: colour_of(label) for label in strip.bands}
-    sizes = scales_of([strip])
-    draw_strip(ax, strip, colours, size or sizes[strip.kind], until_ns or max(trace.makespan_ns, 1))
+    draw_strip(ax, strip, colours, tops_of([strip])[strip.kind], max(trace.makespan_ns, 1))
     plain(ax, title)
-    if legend:
-        add_legend(ax, memory_handles([], [strip], colours), alone=True)
+    add_legend(ax, memory_handles([], [strip], colours), alone=True)
     return ax
 
 
@@ -431,7 +406,7 @@ def memory_handles(
     }
 
 
-def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, until_ns: int) -> None:
+def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], top_bytes: int, until_ns: int) -> None:
     """Draw the memory of a device: low, without a legend, with its name where lanes have theirs.
 
     Memory in use is stacked by band; a line shows what is reserved, a dashed one the capacity if it is near.
@@ -442,43 +417,40 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], size: Scale, 
     strip : Strip
     colours : mapping of str to str
         Label of a band → colour (`sim.plot.memory.coloured_strips`).
-    size : Scale
-        Scale of all strips that are compared with this one.
+    top_bytes : int
+        The top of the axis, the same for all strips that are compared with this one.
     until_ns : int
         Right end of the time axis.
     """
     scale, strip = scale_time(ax, until_ns), strip.thin_out(until_ns)
+    unit, unit_name = byte_unit(top_bytes)
     times, below = strip.times_ns / scale, np.zeros(len(strip.times_ns), np.int64)
     hatch = hatches(colours)
     for label, held in strip.bands.items():
         look = {"facecolor": shade(colours[label]), "hatch": hatch[label] or None, "edgecolor": paper()}
-        ax.fill_between(
-            times, below / size.unit, (below + held) / size.unit, step="post", linewidth=0, **look
-        )
+        ax.fill_between(times, below / unit, (below + held) / unit, step="post", linewidth=0, **look)
         below = below + held
     if strip.reserved is not None:
-        kept = strip.reserved / size.unit
-        ax.fill_between(
-            times, below / size.unit, kept, step="post", color=shade(LINES[NOT_IN_USE]), linewidth=0
-        )
+        kept = strip.reserved / unit
+        ax.fill_between(times, below / unit, kept, step="post", color=shade(LINES[NOT_IN_USE]), linewidth=0)
         ax.step(times, kept, where="post", color=shade(LINES[RESERVED]), linewidth=1)
     if (capacity := strip.shown_capacity) is not None:
-        ax.axhline(capacity / size.unit, color=shade(LINES[CAPACITY]), linewidth=1, linestyle="--")
+        ax.axhline(capacity / unit, color=shade(LINES[CAPACITY]), linewidth=1, linestyle="--")
     ax.axvline(strip.peak_ns / scale, color=ink(), linewidth=0.7, linestyle=":")
     late = strip.peak_ns > until_ns / 2  # more room is on the other side
     ax.annotate(
         f"peak {format_bytes(strip.peak_bytes, iec=True)}",
-        (strip.peak_ns / scale, size.top_bytes / size.unit),
+        (strip.peak_ns / scale, top_bytes / unit),
         textcoords="offset points",
         xytext=(-4, 3) if late else (4, 3),
         ha="right" if late else "left",
         fontsize=7,
     )
     # Across, as a long name is wider than the strip is high
-    name = f"{elide(strip.device)}\n({size.name})"
+    name = f"{elide(strip.device)}\n({unit_name})"
     ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, parse_math=False)
     ax.set_xlim(0, until_ns / scale)
-    ax.set_ylim(0, 1.35 * size.top_bytes / size.unit)  # room for the peak's label
+    ax.set_ylim(0, 1.35 * top_bytes / unit)  # room for the peak's label
     ax.locator_params(axis="y", nbins=3)
     ax.tick_params(axis="y", labelsize=7)
     plain(ax, grid="x")
