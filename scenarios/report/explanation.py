@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from scenarios.run.execute import Result
 from sim.explain.communication import exposed_communication
-from sim.explain.derived import EVERYWHERE, DerivedColumns
+from sim.explain.derived import DerivedColumns
 from sim.explain.idle import idle_reasons
 from sim.explain.makespan_breakdown import breakdown, breakdown_text
 from sim.explain.narration import grouped_gaps, host_time, largest_gaps, steps_in
@@ -34,7 +34,7 @@ def explanation(
     op : str, optional
         Op whose executions are listed as well.
     """
-    trace, whole, path = result.trace, facts.within(EVERYWHERE), executed_path(facts)
+    trace, whole, path = result.trace, facts.within(), executed_path(facts)
     return {
         "schema": EXPLANATION_SCHEMA,
         "scenario": result.scenario,

@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -111,33 +111,6 @@ def _is_earlier(one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], 
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The place and time of a question: ``gpu2``, its stream 1, from 3 ms to 4 ms.
-
-
-class Where(NamedTuple):
-    """A part of a run; by default the whole of it.
-
-    Attributes
-    ----------
-    device : int or None
-        Index of the only device that counts.
-    lane : int or None
-        The only lane of that device that counts: a stream, or a worker.
-    from_ns, to_ns : int, int or None
-        The time that counts; None: up to the makespan.
-    """
-
-    device: int | None = None
-    lane: int | None = None
-    from_ns: int = 0
-    to_ns: int | None = None
-
-
-EVERYWHERE = Where()
-"""The whole run."""
-
-
-# ----------------------------------------------------------------------------------------------------------
 
 
 class DerivedColumns:
@@ -148,12 +121,15 @@ class DerivedColumns:
     what a policy, an event or a shortage held up. Questions are of a part of the run: by default, all of it.
     """
 
-    where = EVERYWHERE
-
     def __init__(self, trace: Record, policy: str | None = None, recorded: bool = False) -> None:
         self.trace, self.job, self.recorded = trace, trace.job, recorded
+        # The part of the run that counts: a device, a lane of it, and a time; None: all
+        self.at_device: int | None = None
+        self.at_lane: int | None = None
+        self.from_ns, self.to_ns = 0, trace.makespan_ns
         self.policy = policy or trace.policy
         self.idle_pieces: Any = None  # once `sim.explain.idle` has found them
+        self._by_time: dict[str, tuple[list[int], list[int]]] = {}
         self._last_over: dict[int, dict[str, int]] = {}  # instant → resource → last transfer that ended
         self.machine = trace.job.machine
         self.devices, self.issuers = self.machine.devices, self.machine.issuers()
@@ -180,10 +156,10 @@ class DerivedColumns:
 
     # -- the part of the run ------------------------------------------------------------------
 
-    def place(
+    def within(
         self, device: str | None = None, stream: int | None = None, from_ns: int = 0, to_ns: int | None = None
-    ) -> Where:
-        """Return a part of the run given by name.
+    ) -> DerivedColumns:
+        """Return the same columns, for questions of a part of the run; by default of the whole.
 
         Parameters
         ----------
@@ -200,43 +176,27 @@ class DerivedColumns:
         InputError
             The device has no such stream, a stream is given without a device, or the time range is empty.
         """
-        makespan_ns = self.trace.makespan_ns
+        part, makespan_ns = copy(self), self.trace.makespan_ns
         end = makespan_ns if to_ns is None else min(to_ns, makespan_ns)
         if from_ns >= end and makespan_ns:
             told = f"from {format_duration(from_ns)} to {format_duration(end if to_ns is None else to_ns)}"
             raise InputError(f"{told} there is no time; the run lasts {format_duration(makespan_ns)}")
-        if device is None:
-            if stream is not None:
-                raise InputError(f"stream {stream}: of which device?")
-            return Where(from_ns=from_ns, to_ns=end)
-        index = self.machine.device_index(device)
-        lanes = self.devices[index].lanes
-        if stream is None:
-            return Where(index, None, from_ns, end)
-        if not 0 <= stream < lanes:
-            raise InputError(f"{device} has no stream {stream}; its streams are 0 to {lanes - 1}")
-        return Where(index, self.machine.first_stream[index] + stream, from_ns, end)
-
-    def within(self, where: Where) -> DerivedColumns:
-        """Return the same columns, for questions of a part of the run."""
-        part = copy(self)
-        part.where, part.idle_pieces = where, None
+        if device is None and stream is not None:
+            raise InputError(f"stream {stream}: of which device?")
+        part.idle_pieces, part.from_ns, part.to_ns = None, from_ns, end
+        part.at_device = None if device is None else self.machine.device_index(device)
+        part.at_lane = None
+        if part.at_device is not None and stream is not None:
+            lanes = self.devices[part.at_device].lanes
+            if not 0 <= stream < lanes:
+                raise InputError(f"{device} has no stream {stream}; its streams are 0 to {lanes - 1}")
+            part.at_lane = self.machine.first_stream[part.at_device] + stream
         return part
-
-    @property
-    def from_ns(self) -> int:
-        """The begin of the time that counts."""
-        return self.where.from_ns
-
-    @property
-    def to_ns(self) -> int:
-        """The end of the time that counts."""
-        return self.trace.makespan_ns if self.where.to_ns is None else self.where.to_ns
 
     @property
     def counts(self) -> BoolArray:
         """Which tasks are on the device or lane that counts, at any time."""
-        device, lane = self.where.device, self.where.lane
+        device, lane = self.at_device, self.at_lane
         if lane is not None:
             return np.asarray(self.lane == lane)
         return np.ones(self.n, bool) if device is None else np.asarray(self.device == device)
@@ -247,7 +207,7 @@ class DerivedColumns:
         told = []
         if self.from_ns > 0 or self.to_ns < self.trace.makespan_ns:
             told.append(f"from {format_duration(self.from_ns)} to {format_duration(self.to_ns)}")
-        device, lane = self.where.device, self.where.lane
+        device, lane = self.at_device, self.at_lane
         if device is not None:
             stream = "" if lane is None else f"/{lane - self.machine.first_stream[device]}"
             told.append(f"on {self.devices[device].name}{stream}")
@@ -321,11 +281,8 @@ class DerivedColumns:
 
     def needs_of(self, row: int) -> Mapping[str, int]:
         """Return a task's needs of the machine's resources."""
-        return self._needs.get(self.trace.tasks["op"][row], {}) if self._needs else {}
-
-    @cached_property
-    def _needs(self) -> Mapping[int, Mapping[str, int]]:
-        return self.job.graph.attribute("resources")
+        needs: Mapping[str, int] = self.job.graph.attribute("resources").get(self.trace.tasks["op"][row], {})
+        return needs
 
     # -- lanes and issuers --------------------------------------------------------------------
 
@@ -468,11 +425,6 @@ class DerivedColumns:
         rows = np.flatnonzero(self.row_end > np.concatenate((self.begins, self.row_start[self.n :])))
         return _sort_times(self.row_end[rows], rows)
 
-    @cached_property
-    def _devices(self) -> list[int]:
-        devices: list[int] = self.device.tolist()
-        return devices
-
     def ended_at(self, time_ns: int) -> list[int]:
         """Return the rows that took some time and ended at an instant, in row order."""
         return _at(self._by_end, time_ns)
@@ -480,7 +432,7 @@ class DerivedColumns:
     def task_that_ended(self, device: int, time_ns: int) -> int:
         """Return the last task of a device that took some time and ended at an instant, or -1."""
         ended = reversed(self.ended_at(time_ns))
-        return next((row for row in ended if row < self.n and self._devices[row] == device), UNSET)
+        return next((row for row in ended if row < self.n and self.device[row] == device), UNSET)
 
     def gave_back(self, row: int) -> int:
         """Return the last task to end at a task's start that held a resource which it needs, or -1."""
@@ -493,7 +445,7 @@ class DerivedColumns:
     def made_room(self, row: int) -> int:
         """Return the task that ended at a task's start and freed what that one waited for, or -1."""
         other = self.gave_back(row)
-        return other if other != UNSET else self.task_that_ended(self._devices[row], int(self.start[row]))
+        return other if other != UNSET else self.task_that_ended(int(self.device[row]), int(self.start[row]))
 
     def transfer_that_ended(self, row: int, time_ns: int) -> int:
         """Return the last transfer that ended at an instant and shares the path of a given one, or -1."""
@@ -502,26 +454,16 @@ class DerivedColumns:
             last = self._last_over[time_ns] = {r: other for other in ended for r in self.way(other - self.n)}
         return max(last.get(resource, UNSET) for resource in self.way(row - self.n))
 
-    def taken_at(self, time_ns: int, below: int) -> list[int]:
-        """Return the tasks taken at an instant with rows below `below`, last first."""
-        return [row for row in reversed(_at(self._by_taken, time_ns)) if row < below]
+    def tasks_at(self, column: str, time_ns: int, below: int) -> list[int]:
+        """Return the tasks whose ``taken`` or ``issue`` is an instant, of rows below `below`, last first."""
+        if column not in self._by_time:
+            self._by_time[column] = _sort_times(getattr(self, column), np.arange(self.n))
+        return [row for row in reversed(_at(self._by_time[column], time_ns)) if row < below]
 
     def taken_next(self, row: int, time_ns: int) -> int:
         """Return the task of the same group that is taken first after an instant; itself if there is none."""
         later = np.flatnonzero((self.group == self.group[row]) & (self.taken > time_ns))
         return int(later[np.lexsort((later, self.taken[later]))[0]]) if len(later) else row
-
-    def issued_at(self, time_ns: int, below: int) -> list[int]:
-        """Return the tasks issued at an instant with rows below `below`, last first."""
-        return [row for row in reversed(_at(self._by_issue, time_ns)) if row < below]
-
-    @cached_property
-    def _by_taken(self) -> tuple[list[int], list[int]]:
-        return _sort_times(self.taken, np.arange(self.n))
-
-    @cached_property
-    def _by_issue(self) -> tuple[list[int], list[int]]:
-        return _sort_times(self.issue, np.arange(self.n))
 
     def way(self, transfer: int) -> set[str]:
         """Return what a transfer occupies: links, or their medium, the devices at its ends, its host."""

@@ -142,7 +142,7 @@ def idle_reasons(what: Record | DerivedColumns) -> dict[str, dict[str, int]]:
     return {
         device.name: {reason: ns for reason, ns in zip(REASONS, total[d].tolist(), strict=True) if ns}
         for d, device in enumerate(f.devices)
-        if f.where.device in (None, d)
+        if f.at_device in (None, d)
     }
 
 
@@ -161,7 +161,7 @@ def _pieces(f: DerivedColumns) -> IdlePieces:
     tasks = np.flatnonzero(f.counts)
     device, start, end, row = _gaps(f, tasks)
     start, end = (np.clip(at, f.from_ns, f.to_ns) for at in (start, end))
-    real = end > start if f.where.device is None else (end > start) & (device == f.where.device)
+    real = end > start if f.at_device is None else (end > start) & (device == f.at_device)
     device, start, end, row = device[real], start[real], end[real], row[real]
     over = row == UNSET
     used = np.isin(device, f.device[tasks])

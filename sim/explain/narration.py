@@ -217,7 +217,7 @@ def op_text(f: DerivedColumns, op: str, most: int = 5) -> str:
 
 def steps_in(f: DerivedColumns, path: list[PathStep]) -> list[PathStep]:
     """Return the steps of a path that lie in a part of a run, cut at the ends of its time."""
-    moves, device = f.trace.transfers, f.where.device
+    moves, device = f.trace.transfers, f.at_device
     ends = np.stack((moves["source"], moves["destination"]))
     touches = np.append(f.counts, (ends == device).any(axis=0) if device is not None else ends[0] >= 0)
     cut = [
@@ -325,7 +325,7 @@ def _device_lines(f: DerivedColumns) -> list[str]:
         told = "   ".join(f"{word} {value}" for word, value in share.items())
         alike.setdefault(told, []).append(device.name)
     lines = ["Devices", *(f"  {_who(names)} {told}" for told, names in alike.items())]
-    unused = unused_devices(f.trace) if f.where.device is None else []
+    unused = unused_devices(f.trace) if f.at_device is None else []
     return [*lines, f"  unused: {', '.join(unused)}"] if unused else lines
 
 

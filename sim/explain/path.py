@@ -249,7 +249,7 @@ class _Walk:
     def let_go_with(self, row: int) -> int | None:
         """Return a task taken just before one that the policy held back, and not held back itself."""
         at, group = self.at, self.f.group
-        for other in self.f.taken_at(at.taken[row], row):
+        for other in self.f.tasks_at("taken", at.taken[row], row):
             before = at.before_at_issuer[other]
             free_since = 0 if before == UNSET else at.let_go[before]
             if group[other] == group[row] and max(at.ready[other], free_since) == at.taken[row]:
@@ -260,7 +260,7 @@ class _Walk:
         """Return what ended, or was issued, when a policy took a task that it had held back."""
         at, f = self.at, self.f
         ended = [other for other in f.ended_at(at.taken[row]) if (other, True) not in self.seen]
-        fed = {at.last_producer[other] for other in f.taken_at(at.taken[row], f.n)}
+        fed = {at.last_producer[other] for other in f.tasks_at("taken", at.taken[row], f.n)}
         for found in (
             [other for other in ended if other in fed],
             [other for other in ended if other < f.n and f.group[other] == f.group[row]],
@@ -268,8 +268,9 @@ class _Walk:
         ):
             if found:
                 return found[-1], True
-        issued = ((other, False) for other in f.issued_at(at.taken[row], row) if not at.by_worker[other])
-        return next((place for place in issued if place not in self.seen), None)
+        issued = f.tasks_at("issue", at.taken[row], row)
+        places = ((other, False) for other in issued if not at.by_worker[other])
+        return next((place for place in places if place not in self.seen), None)
 
     # -- tasks that made room -----------------------------------------------------------------
 

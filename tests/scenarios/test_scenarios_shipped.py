@@ -11,7 +11,7 @@ from cli_runner import sim
 from scenarios.regression import check_file, scenario_files
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from sim.explain.derived import DerivedColumns, Where
+from sim.explain.derived import DerivedColumns
 from sim.explain.idle import idle_reasons
 from sim.explain.narration import grouped_gaps
 
@@ -75,15 +75,15 @@ def test_blame_adds_up_to_what_is_idle_on_every_device_grouped_and_in_any_place(
     trace = run_scenario(load_scenario(path)).trace
     facts, end = DerivedColumns(trace), trace.makespan_ns
     for from_ns, to_ns in ((0, end), (end // 3, end - end // 4)):
-        part = facts.within(Where(from_ns=from_ns, to_ns=to_ns))
+        part = facts.within(from_ns=from_ns, to_ns=to_ns)
         reasons = idle_reasons(part)
         for d, device in enumerate(facts.devices):
             assert sum(reasons[device.name].values()) == idle_ns(facts, d, None, from_ns, to_ns)
         over = sum(why.get("finished", 0) + why.get("unused", 0) for why in reasons.values())
         grouped = sum(group.total_ns * len(group.devices) for group in grouped_gaps(part))
         assert grouped == sum(sum(why.values()) for why in reasons.values()) - over
-    first = Where(device=0, lane=0, from_ns=end // 3)
-    why = idle_reasons(facts.within(first))[facts.devices[0].name]
+    first = facts.devices[0].name
+    why = idle_reasons(facts.within(first, 0, end // 3))[first]
     assert sum(why.values()) == idle_ns(facts, 0, 0, end // 3, end)
 
 

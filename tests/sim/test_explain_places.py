@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from policies.streams import Recorded
 from sim import Device, GraphBuilder, Machine, Trace, simulate
 from sim.base.errors import InputError, StuckError, UnknownNameError
 from sim.explain.communication import INSIDE, communicates, exposed_communication
-from sim.explain.derived import DerivedColumns, Where
+from sim.explain.derived import DerivedColumns
 from sim.explain.idle import idle_reasons
 from sim.explain.narration import explain_text, grouped_gaps, largest_gaps, op_text, steps_in
 from sim.explain.path import executed_path
@@ -30,36 +31,25 @@ from sim.explain.sentences import lives
 from sim.explain.time_use import time_use
 
 
-def draw_where(rng: np.random.Generator, trace: Trace) -> Where:
+def draw_part(rng: np.random.Generator, trace: Trace) -> dict[str, Any]:
     """Return a random place and time of a run."""
     machine, makespan = trace.job.machine, trace.makespan_ns
     begin, end = np.sort(rng.choice(makespan + 1, 2, replace=False)).tolist()
-    device = int(rng.integers(0, len(machine.devices)))
-    number = int(rng.integers(0, machine.devices[device].lanes))
-    return (
-        DerivedColumns(trace)
-        .place(
-            device=machine.devices[device].name if rng.random() < 0.7 else None,
-            from_ns=begin,
-            to_ns=end,
-        )
-        ._replace(
-            **(
-                {"device": device, "lane": machine.first_stream[device] + number}
-                if rng.random() < 0.3
-                else {}
-            )
-        )
-    )
+    device = machine.devices[int(rng.integers(0, len(machine.devices)))]
+    where: dict[str, Any] = {"from_ns": begin, "to_ns": end}
+    if rng.random() < 0.7:
+        where["device"] = device.name
+        if rng.random() < 0.4:
+            where["stream"] = int(rng.integers(0, device.lanes))
+    return where
 
 
-def idle_there(trace: Trace, where: Where, device: int) -> int:
+def idle_there(f: DerivedColumns, device: int) -> int:
     """Return for how many ns no task of a place runs, one ns after another."""
-    f = DerivedColumns(trace).within(where)
     here = np.flatnonzero(f.counts & (f.device == device))
-    runs = np.zeros(trace.makespan_ns, bool)
+    runs = np.zeros(f.trace.makespan_ns, bool)
     for row in here.tolist():
-        runs[int(f.begins[row]) : int(trace.occupied_until_ns[row])] = True
+        runs[int(f.begins[row]) : int(f.trace.occupied_until_ns[row])] = True
     return int((~runs[f.from_ns : f.to_ns]).sum())
 
 
@@ -69,13 +59,13 @@ def test_blame_adds_up_to_what_is_idle_in_any_place_and_time(seed: int) -> None:
     if trace.makespan_ns < 2:
         return
     rng = np.random.default_rng(seed)
-    where = draw_where(rng, trace)
-    f = DerivedColumns(trace).within(where)
+    where = draw_part(rng, trace)
+    f = DerivedColumns(trace).within(**where)
     reasons, use = idle_reasons(f), time_use(f)
     names = [device.name for device in f.devices]
-    assert list(reasons) == (names if where.device is None else [names[where.device]])
+    assert list(reasons) == ([where["device"]] if "device" in where else names)
     for name, why in reasons.items():
-        assert sum(why.values()) == idle_there(trace, where, names.index(name))
+        assert sum(why.values()) == idle_there(f, names.index(name))
         assert sum(use[name].values()) == f.to_ns - f.from_ns
     groups = grouped_gaps(f)
     grouped = sum(group.total_ns * len(group.devices) for group in groups)
@@ -84,11 +74,9 @@ def test_blame_adds_up_to_what_is_idle_in_any_place_and_time(seed: int) -> None:
     for group in groups:
         assert {group.reason} <= {r for name in group.devices for r in reasons[name]}
         assert group.longest.length_ns >= group.median_ns
-    if where.lane is None:  # two halves of a time make the whole
+    if "stream" not in where:  # two halves of a time make the whole
         middle = (f.from_ns + f.to_ns) // 2
-        halves = [
-            idle_reasons(f.within(where._replace(**cut))) for cut in ({"to_ns": middle}, {"from_ns": middle})
-        ]
+        halves = [idle_reasons(f.within(**where | cut)) for cut in ({"to_ns": middle}, {"from_ns": middle})]
         for name, why in reasons.items():
             assert sum(sum(half[name].values()) for half in halves) == sum(why.values())
     assert explain_text(f)
@@ -145,11 +133,9 @@ def test_a_stream_is_idle_for_the_sake_of_its_own_tasks() -> None:
     trace = two_streams()
     f = DerivedColumns(trace)
     assert idle_reasons(trace) == {"gpu0": {"issue": 20}}  # the device: some stream is busy from then on
-    first = f.place(device="gpu0", stream=0)
-    assert idle_reasons(f.within(first)) == {"gpu0": {"dependency": 30, "issue": 20}}
-    second = f.place(device="gpu0", stream=1)
-    assert idle_reasons(f.within(second)) == {"gpu0": {"dependency": 70, "finished": 10}}
-    gaps = largest_gaps(f.within(first._replace(from_ns=60, to_ns=90)))
+    assert idle_reasons(f.within("gpu0", 0)) == {"gpu0": {"dependency": 30, "issue": 20}}
+    assert idle_reasons(f.within("gpu0", 1)) == {"gpu0": {"dependency": 70, "finished": 10}}
+    gaps = largest_gaps(f.within("gpu0", 0, 60, 90))
     assert [gap[1:] for gap in gaps] == [
         (70, 20, "dependency", "'update' needs 'reduce', which runs on gpu0/1")
     ]
@@ -223,12 +209,12 @@ def test_the_life_of_an_op() -> None:
     with pytest.raises(UnknownNameError, match="update"):
         lives(f, "updat")
     with pytest.raises(InputError, match=r"op 'update' did not execute from 0 ns to 50 ns on gpu0"):
-        lives(f.within(f.place(device="gpu0", to_ns=50)), "update")
+        lives(f.within("gpu0", to_ns=50), "update")
 
 
 def test_steps_are_cut_at_the_ends_of_the_time() -> None:
     trace = two_streams()
-    f = DerivedColumns(trace).within(Where(from_ns=60, to_ns=105))
+    f = DerivedColumns(trace).within(from_ns=60, to_ns=105)
     cut = steps_in(f, executed_path(trace))
     assert [(step.start_ns, step.end_ns) for step in cut] == [(60, 70), (70, 100), (100, 105)]
 
@@ -245,7 +231,7 @@ def test_steps_are_cut_at_the_ends_of_the_time() -> None:
 )
 def test_places_that_there_are_not(asked: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        DerivedColumns(two_streams()).place(**asked)  # type: ignore[arg-type]
+        DerivedColumns(two_streams()).within(**asked)  # type: ignore[arg-type]
 
 
 SCENARIO = """

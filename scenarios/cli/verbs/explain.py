@@ -53,7 +53,7 @@ def explain(
     parts = []
     for result in results:
         facts = DerivedColumns(result.trace, result.policy)
-        parts.append(facts.within(facts.place(device, stream, from_ns, to_ns)))
+        parts.append(facts.within(device, stream, from_ns, to_ns))
     if json:
         pairs = zip(results, parts, strict=True)
         objects = [explanation(result, facts, gaps=most, op=op) for result, facts in pairs]
