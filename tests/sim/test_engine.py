@@ -130,7 +130,7 @@ def test_what_takes_no_time_leaves_no_gap() -> None:
         b.op(op, inputs=inputs, duration_ns=ns)
     trace = simulate(b.build(), Machine((Device("gpu0", gap_ns=2),)), ReadyQueue(synchronisation="issue"))
     assert intervals(trace) == {"a": (0, 10), "view": (12, 12), "c": (12, 22)}
-    assert bounds(trace).stream_ns == {"gpu0/0": 22}
+    assert bounds(trace).by_source["stream gpu0/0"] == 22
     assert idle_reasons(trace) == {"gpu0": {"launch": 2}}
 
 
