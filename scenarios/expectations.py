@@ -33,7 +33,7 @@ from scenarios.file.yaml_read import Place
 from sim.base.errors import InputError, ScenarioError, SimError, hint
 from sim.base.files import read_bytes
 from sim.base.units import format_bytes, format_duration, parse_duration, round_half_up
-from sim.diff.blockers import held_at
+from sim.diff.propagated_delays import held_at
 from sim.diff.schedule import schedule_of
 from sim.explain.memory_use import memory_use
 from sim.trace import Trace
@@ -392,7 +392,7 @@ class Expectation(NamedTuple):
         return actual
 
     def _hold_schedule(self, run: FinishedRun, table: Path, new_tables: bool) -> Outcome:
-        from sim.diff.ops_table import against_table, has_run
+        from sim.diff.propagated_delays import against_table, has_run
 
         golden = str(self.condition["equals"])
         within_ns: Any = self.condition.get("tolerance", 0)

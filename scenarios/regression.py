@@ -156,7 +156,7 @@ def write_golden(path: Path, run: FinishedRun, holders: Sequence[str] = ()) -> N
     """
     import pandas as pd
 
-    from sim.diff.ops_table import read_ops_table, runs_in
+    from sim.diff.schedule import read_ops_table, runs_in
     from sim.export.tables import write_table
 
     others = [label for label in holders if label != run.policy]

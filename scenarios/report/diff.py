@@ -25,9 +25,8 @@ from sim.base.errors import InputError, in_file
 from sim.base.files import read_bytes
 from sim.base.plugins import NOTHING, Allowed
 from sim.diff.differences import Differences, PathChange, idle_change, path_change
-from sim.diff.ops_table import read_ops_table, runs_in, schedule_of_table
 from sim.diff.propagated_delays import Why, own_ns, why_first_moved
-from sim.diff.schedule import OpSchedule, schedule_of
+from sim.diff.schedule import OpSchedule, read_ops_table, runs_in, schedule_of, schedule_of_table
 from sim.explain.makespan_breakdown import BUBBLE, PARTS, MakespanChange, change
 from sim.graph.graph import Graph
 from sim.record.plan import SCHEMA as PLAN

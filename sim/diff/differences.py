@@ -18,8 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sim.base.arrays import BoolArray, Codes, IntArray
-from sim.diff.blockers import UNEXPLAINED
-from sim.diff.schedule import FILLERS, TRANSFER, OpSchedule
+from sim.diff.schedule import FILLERS, TRANSFER, UNEXPLAINED, OpSchedule
 from sim.explain.idle import idle_reasons
 from sim.explain.path import executed_path
 

@@ -10,17 +10,31 @@ all; or nothing about that op changed, and in the other schedule the first op do
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from sim.base.arrays import UNSET, BoolArray, IntArray
-from sim.base.units import format_duration
-from sim.diff.blockers import held_at, issued_ns, waits_of
-from sim.diff.differences import Differences
-from sim.diff.schedule import OpSchedule
+from sim.base.files import StrPath
+from sim.base.units import format_count, format_duration
+from sim.diff.differences import Differences, differences
+from sim.diff.schedule import (
+    UNEXPLAINED,
+    OpSchedule,
+    RowNotes,
+    read_ops_table,
+    runs_in,
+    schedule_of,
+    schedule_of_table,
+)
 from sim.explain.derived import DerivedColumns
-from sim.explain.sentences import Blame
+from sim.explain.idle import waits
+from sim.explain.sentences import Blame, blame, row_text
+from sim.record.record import Record
 
 _MOST: Final = 8
 """Maximum length of a chain; it is short, as nothing before the first op that moved has moved."""
@@ -289,3 +303,229 @@ def _freed_ns(schedule: OpSchedule, rows: IntArray, by_issuer: BoolArray) -> Int
     f: DerivedColumns | None = schedule.facts
     assert f is not None
     return np.where(by_issuer & (rows < f.n), f.let_go[np.minimum(rows, f.n - 1)], schedule.end_ns[rows])
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What kept a row from starting at some time, as far as its schedule tells.
+#
+# A trace has all the information: reasons and sentences are those of `sim.explain`. A table of ops has the
+# times at which each was ready, issued and started, and why it waited; the blocker is then the op that ended
+# at that instant, or ran before it on its lane.
+
+
+def waits_of(schedule: OpSchedule, row: int) -> dict[str, int]:
+    """Return how long a row waited before its start, by reason; the times add up to its start.
+
+    Parameters
+    ----------
+    schedule : OpSchedule
+    row : int
+    """
+    waited = Counter[str]()
+    for reason, _, ns in _pieces(schedule, row):
+        waited[reason] += ns
+    return dict(+waited)
+
+
+def issued_ns(schedule: OpSchedule, row: int) -> int | None:
+    """Return when a row was issued, if known."""
+    if schedule.told is not None:
+        return int(schedule.told.issue_ns[row])
+    f = schedule.facts
+    return None if f is None or row >= f.n else int(f.trace.tasks["issue_ns"][row])
+
+
+def held_at(schedule: OpSchedule, row: int, at_ns: int) -> Blame | None:
+    """Return why a row had not started at a time; None if it had.
+
+    Parameters
+    ----------
+    schedule : OpSchedule
+    row : int
+    at_ns : int
+    """
+    reason = next((word for word, begin, ns in _pieces(schedule, row) if begin <= at_ns < begin + ns), None)
+    if reason is None:
+        return None
+    f = schedule.facts
+    if f is None:
+        return _held_in_table(schedule, row, at_ns, reason)
+    if row >= f.n:
+        return _held_transfer(f, row, at_ns, reason)
+    if reason in ("issue", "policy") and at_ns < f.taken[row]:  # the reason may alternate
+        busy = f.issuers_busy.between(np.array([at_ns]), np.array([at_ns + 1]), f.group[[row]])
+        reason = "issue" if busy[0] else "policy"
+    return blame(f, reason, row, at_ns)
+
+
+def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
+    """Yield (reason, begin, length) of a row's waits until its start; they follow one another."""
+    f, start, at = schedule.facts, int(schedule.start_ns[row]), 0
+    if f is None:
+        pieces = _pieces_in_table(schedule, row)
+    elif row >= f.n:
+        made, anew = min(int(f.data[row]), start), int(f.restarted[row])
+        pieces = iter((("recovery", anew), ("dependency", made - anew), ("transfer", start - made)))
+    else:
+        found = waits(f, np.array([row]), np.array([0]), np.array([start]))
+        pieces = ((reason, int(ns[0])) for reason, _, ns in found)
+    for reason, ns in pieces:
+        yield reason, at, ns
+        at += ns
+
+
+def _held_transfer(f: DerivedColumns, row: int, at_ns: int, reason: str) -> Blame:
+    name = row_text(f, row)
+    cause = int(f.last_producer[row])
+    if reason != "transfer" and cause != UNSET:
+        verb = "runs" if f.row_start[cause] <= at_ns else "has not started yet"
+        return Blame(reason, f"{name} carries what {row_text(f, cause)} makes, which {verb}", cause)
+    other = f.transfer_that_ended(row, int(f.row_start[row]))
+    if other == UNSET:
+        return Blame(reason, f"{name} waits for a link, or for its request", UNSET)
+    return Blame(reason, f"{name} waits for {row_text(f, other)} on its way", other)
+
+
+_IN_TABLE: Final = {
+    "issue": "is ready, and its issuer is busy",
+    "policy": "is ready, and the policy holds it back",
+    "stream": "is issued and queued on its stream",
+    "event": "waits for an event of another stream",
+    "launch": "is being launched",
+    "resources": "waits for resources of the device",
+    "memory": "waits for memory",
+    "communicator": "waits for an earlier collective of its communicator",
+}
+
+
+def _pieces_in_table(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int]]:
+    """Yield (reason, length) of a row's waits."""
+    told = schedule.told
+    start = int(schedule.start_ns[row])
+    if told is None:
+        yield UNEXPLAINED, start
+        return
+    ready = min(int(told.ready_ns[row]), start)
+    issue = min(max(int(told.issue_ns[row]), ready), start)
+    word = told.wait[row] or "stream"
+    by_issuer = "policy" if word == "policy" else "memory" if word == "memory" else "issue"
+    cause = _producer_in_table(schedule, told, row)
+    works = [schedule.lane_of(each) == told.issuer[each] for each in (cause, row)]
+    yield "host" if cause != UNSET and works == [True, False] else "dependency", ready
+    yield by_issuer, issue - ready
+    yield ("stream" if word in ("issuer", "policy") else word), start - issue
+
+
+def _producer_in_table(schedule: OpSchedule, told: RowNotes, row: int) -> int:
+    ready = int(told.ready_ns[row])
+    ended = np.flatnonzero((schedule.end_ns == ready) & (schedule.start_ns < ready))
+    return int(ended[0]) if len(ended) else UNSET
+
+
+def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> Blame:
+    name = schedule.name_of(row)
+    told = schedule.told
+    if told is None or reason == UNEXPLAINED:
+        return Blame(UNEXPLAINED, f"{name} does not start; the file does not say why", UNSET)
+    if reason in ("dependency", "host"):
+        cause = _producer_in_table(schedule, told, row)
+        when = f"{name} is ready at {format_duration(int(told.ready_ns[row]))}"
+        return Blame(
+            reason, when if cause == UNSET else f"{when}, when {schedule.name_of(cause)} ends", cause
+        )
+    if reason == "stream":
+        on_lane, start = schedule.lane == schedule.lane[row], schedule.start_ns
+        if len(before := np.flatnonzero(on_lane & (start < start[row]))):
+            ahead = int(before[schedule.end_ns[before].argmax()])
+            told_so = f"{name} is issued and queued behind {schedule.name_of(ahead)}"
+            return Blame(reason, f"{told_so} on {schedule.lane_of(row)}", ahead)
+    return Blame(reason, f"{name} {_IN_TABLE.get(reason, f'waits ({reason})')}", UNSET)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Comparison of a run with a table of the ops of an earlier one: what changed, and the first op that moved.
+#
+#     the makespan is 80 us, not 50 us
+#     of 4 ops in both 2 start at another time
+#     the first to move is 'c', which starts at 40 us, not 0 ns:
+#       in this run at 0 ns 'c' is ready and an issuer is free, but in-order runs 'b' first
+
+_NAMED: Final = 5
+"""Maximum number of new or missing ops that are named."""
+
+
+def has_run(path: StrPath, policy: str) -> bool:
+    """Whether a table exists and holds one unnamed run, or a run of that name.
+
+    Raises
+    ------
+    InputError
+        The file is something else.
+    """
+    if not os.path.exists(path):
+        return False
+    runs = runs_in(read_ops_table(path))
+    return not runs or policy in runs
+
+
+def against_table(trace: Record, path: StrPath, policy: str | None = None, *, over_ns: int = 0) -> list[str]:
+    """Return the differences between a run and the table of an earlier one, as lines; empty if none.
+
+    Parameters
+    ----------
+    trace : Trace
+    path : path
+        A table written by `sim run --ops`.
+    policy : str, optional
+        The name of the run. In a table of several runs, it selects the run of that name.
+    over_ns : int
+        Starts, durations and makespans that differ by no more count as equal.
+
+    Raises
+    ------
+    InputError
+        No such file, not a table of ops, or it holds several runs and none of that name.
+    """
+    table = read_ops_table(path)
+    golden = schedule_of_table(path, table, policy if len(runs_in(table)) > 1 else None)
+    d = differences(golden, schedule_of(trace, "", policy=policy), over_ns=over_ns)
+    return [] if d.same else [*_counts(d), *_first(d, Path(path).name)]
+
+
+def _counts(d: Differences) -> list[str]:
+    makespan = told_apart(d.b.makespan_ns, d.a.makespan_ns)
+    longer = abs(d.b.makespan_ns - d.a.makespan_ns) > d.over_ns
+    found = [f"the makespan is {makespan[0]}, not {makespan[1]}"] * longer
+    changes = [
+        (int(d.moved.sum()), "starts", "start", " at another time"),
+        (int(d.resized.sum()), "lasts", "last", " longer or shorter"),
+        (int(d.relaned.sum()), "runs", "run", " on another lane"),
+    ]
+    told = ", ".join(f"{n:,} {one if n == 1 else many}{what}" for n, one, many, what in changes if n)
+    found += [f"of {len(d.pairs.a):,} ops in both {told}"] if told else []
+    for schedule, only, what in ((d.b, d.only_b, "new"), (d.a, d.only_a, "gone")):
+        if len(only):
+            names = ", ".join(schedule.name_of(row) for row in only[:_NAMED].tolist())
+            more = ", ..." if len(only) > _NAMED else ""
+            verb = "is" if len(only) == 1 else "are"
+            found.append(f"{format_count(len(only), 'op')} {verb} {what}: {names}{more}")
+    return found
+
+
+def _first(d: Differences, golden: str) -> list[str]:
+    """Return the first op that moved, and why; if none has, one that lasts longer or runs elsewhere."""
+    why = why_first_moved(d, (golden, "this run"))
+    if why is not None:
+        now, then = told_apart(int(d.b.start_ns[why.b]), int(d.a.start_ns[why.a]))
+        told = f"the first to move is {d.b.name_of(why.b)}, which starts at {now}, not {then}"
+        return [told + ":" * bool(why.chain), *(f"  {line}" for line in why.chain)]
+    if d.resized.any():
+        k = d.kinds(1)[0].most
+        a, b = int(d.pairs.a[k]), int(d.pairs.b[k])
+        now, then = told_apart(int(d.b.lasted_ns[b]), int(d.a.lasted_ns[a]))
+        return [f"{d.b.name_of(b)} lasts {now}, not {then}"]
+    lanes = np.flatnonzero(d.relaned)
+    if len(lanes):
+        a, b = int(d.pairs.a[lanes[0]]), int(d.pairs.b[lanes[0]])
+        return [f"{d.b.name_of(b)} runs on {d.b.lane_of(b)}, not {d.a.lane_of(a)}"]
+    return []

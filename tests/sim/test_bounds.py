@@ -11,8 +11,7 @@ from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
 from sim.base.errors import InputError
-from sim.explain.bounds import Bounds, bounds
-from sim.explain.jackson_bound import around_ns, between_ns
+from sim.explain.bounds import Bounds, around_ns, between_ns, bounds
 from sim.job.build_job import make_job
 from sim.job.job import Job
 from sim.job.noise import Noise

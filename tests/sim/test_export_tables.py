@@ -20,7 +20,7 @@ from policies.issue.ready_queue import ReadyQueue
 from scenarios.ops.control_flow import cond
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate
 from sim.base.errors import InputError
-from sim.diff.ops_table import read_ops_table
+from sim.diff.schedule import read_ops_table
 from sim.export.tables import TABLE_ENDINGS, device_rows, task_table, write_table
 from sim.metrics import summary
 
