@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from sim.export.chrome import lines_of
-from sim.export.timeline import Timeline
+from sim.export.chrome import Timeline, lines_of
 from sim.record.record import Record
 
 

@@ -20,7 +20,7 @@ from devices.machine import make_machine
 from policies.issue.program_order import InOrder
 from sim import GraphBuilder, Machine, Trace, simulate
 from sim.base.errors import InputError, InvariantError
-from sim.export.timeline import Timeline
+from sim.export.chrome import Timeline
 from sim.kernel.run import NotOnKernelError
 from sim.machine.communicators import Call
 from sim.machine.links import Message

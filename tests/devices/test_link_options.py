@@ -20,7 +20,7 @@ from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from sim import GraphBuilder, Link, Machine, simulate
 from sim.base.errors import InputError, ScenarioError, SimError
-from sim.export.timeline import Timeline
+from sim.export.chrome import Timeline
 from sim.metrics import link_use
 
 HOSTS = {"kind": "cpu", "cores": 64}

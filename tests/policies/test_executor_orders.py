@@ -25,8 +25,7 @@ from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
 from sim import Device, Graph, GraphBuilder, Host, Machine, Policy, Trace, simulate
 from sim.base.errors import InputError
-from sim.export.chrome import write_chrome
-from sim.export.timeline import Timeline
+from sim.export.chrome import Timeline, write_chrome
 from sim.metrics import summary
 from sim.plot.bars import bars_of
 

@@ -43,7 +43,7 @@ def test_a_task_more_takes_a_few_numbers_more(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task is 700 bytes in the file and, as objects, 2 kB in memory: neither is held."""
-    monkeypatch.setattr("sim.export.timeline._PIECE", 50)
+    monkeypatch.setattr("sim.export.chrome._PIECE", 50)
     monkeypatch.setattr("sim.export.chrome._AT_ONCE", 50)
     peak_bytes(large(10), tmp_path / name)  # what is imported at the first use
     few, many = (peak_bytes(large(n), tmp_path / name) for n in (500, 2_500))
@@ -55,7 +55,7 @@ def test_the_same_trace_gives_the_same_bytes_however_it_is_cut(
 ) -> None:
     write_chrome(large(20), tmp_path / "a.json")
     monkeypatch.setattr("sim.export.chrome._AT_ONCE", 1)
-    monkeypatch.setattr("sim.export.timeline._PIECE", 1)
+    monkeypatch.setattr("sim.export.chrome._PIECE", 1)
     write_chrome(large(20), tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
