@@ -273,8 +273,8 @@ def find_optimum(
         search.run(case)
     least_ns = 0
     if placed:  # what holds for every order and all streams
-        limits = bounds(base.trace, synchronisation=policy.synchronisation, exact=True)
-        least_ns = limits._replace(stream_ns={}).lower_bound_ns
+        limits = bounds(base.trace, synchronisation=policy.synchronisation, exact=True).by_source
+        least_ns = max(ns for source, ns in limits.items() if not source.startswith("stream "))
     memory = base.trace.memory is not None
     model = JobModel(job, policy, known, placed=placed, memory=memory, least_ns=least_ns, objective=objective)
     least = max(least_ns, model.least_ns) if model.is_makespan else 0
