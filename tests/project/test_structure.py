@@ -25,7 +25,7 @@ LONG = {"sim/kernel/loop.py": 1010}
 SMALL = frozenset(
     f"{layer}/{room}"
     for layer, rooms in (
-        ("sim", "export record"),
+        ("sim", "diff export record"),
         ("devices", "presets"),
         ("scenarios", "file"),
     )
