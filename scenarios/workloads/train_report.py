@@ -27,7 +27,7 @@ from scenarios.builders.train.training import FULL_ITERATION, Training
 from scenarios.workloads.pipeline_report import memory_peaks, owners
 from scenarios.workloads.step_report import covered_ns
 from sim.base.errors import InputError, OutOfMemoryError
-from sim.base.units import NS_PER_S, format_duration, round_half_up
+from sim.base.units import NS_PER_S, format_duration
 from sim.explain.communication import computes_until_ns, exposed_communication
 from sim.explain.derived import DerivedColumns
 from sim.explain.time_use import OnPath, interval_of
@@ -36,15 +36,10 @@ from sim.graph.graph import Graph
 from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
-# Sharding over fewer ranks (HSDP): which of them share one copy, and when sharding over all is too much.
+# Sharding over fewer ranks (HSDP): which of them share one copy.
 #
 #     fsdp over 6,400 ranks    a ring of 6,399 hops per gather, however few bytes each rank has
 #     shard: 64                rings of 63, and sums of a 64th of the gradients over 100 copies
-#
-# Latency dominates a gather if twice the bytes take less than one and a half times as long.
-
-_WORTH_IT = 0.02
-"""Minimum share of a step that a change has to save."""
 
 
 def shards(training: Training) -> Iterator[Training]:
@@ -65,37 +60,6 @@ def fastest_shard(training: Training) -> Training | None:
     return next(filter(_fits, apart), None)  # lazily: each check of memory simulates a step
 
 
-def latency_note(training: Training, step: int, exposed: int) -> str | None:
-    """Return a note if latency, not bandwidth, dominates FSDP's collectives, with a faster alternative.
-
-    Parameters
-    ----------
-    training : Training
-    step : int
-        Duration of the step in ns.
-    exposed : int
-        Part of it spent in exposed collectives.
-    """
-    if training.layout.sharding != "fsdp" or not training.parameters_apart or exposed < _WORTH_IT * step:
-        return None
-    parameters, group = _largest(training), training.groups["shard"]
-    once = training.gather_ns(parameters)
-    latency = 2 * once - training.gather_ns(2 * parameters)  # what does not grow with the bytes
-    if latency < once / 2:
-        return None
-    note = (
-        f"a layer is gathered in {_duration(once)}, of which {_duration(latency)} are latencies of a ring of "
-        f"{group.size:,} ranks on {group.nodes:,} nodes"
-    )
-    fewer = fastest_shard(training)
-    if fewer is None or (took := (trace := step_trace(fewer)).makespan_ns) > (1 - _WORTH_IT) * step:
-        return note
-    return (
-        f"{note}; parallel.shard: {fewer.layout.shard} (HSDP) takes {_duration(took)} a step "
-        f"({100 * (took / step - 1):+.1f}%) and {size(fullest(fewer, trace))}"
-    )
-
-
 def _fits(training: Training) -> bool:
     limit = training.memory
     return limit is None or fullest(training, step_trace(training)) <= limit
@@ -103,20 +67,9 @@ def _fits(training: Training) -> bool:
 
 def _communication_ns(training: Training) -> float:
     """Return the time of a layer's collectives: two gathers, and the sum of its gradients."""
-    parameters = _largest(training)
-    return 2 * training.gather_ns(parameters) + sum(training.scatter_ns(parameters))
-
-
-def _largest(training: Training) -> int:
     layers = (training.timed_part(unit) for unit in training.each_stage[0].units if unit.boundary)
-    return max(of.parameters - of.expert_parameters for of in layers)
-
-
-def _duration(ns: float) -> str:
-    return format_duration(round_half_up(ns))
-
-
-# ----------------------------------------------------------------------------------------------------------
+    parameters = max(of.parameters - of.expert_parameters for of in layers)
+    return 2 * training.gather_ns(parameters) + sum(training.scatter_ns(parameters))
 
 
 def peaks_of(training: Training, trace: Trace) -> list[dict[str, Any]]:
@@ -194,7 +147,7 @@ def train_report(
         "exposed_ns": exposed,
         "bubble": sum(of["waits"] for of in times) / (len(times) * step),
         "fits": capacity is None or most <= capacity,
-        "notes": _notes(training, step, exposed),
+        "notes": _notes(training),
     }
 
 
@@ -237,24 +190,7 @@ def _add_kinds(training: Training, stage: StagePart, found: dict[str, tuple[floa
             found[kind] = total + units * ns, off + units * ns * spread
 
 
-def launch_note(training: Training) -> str | None:
-    """Return a note if launches are left out but would bound an eager step."""
-    host = training.calibration.host
-    if training.cuda_graph != FULL_ITERATION or not (host.issue_cost or host.experts):
-        return None
-    slots = [
-        sum((stage.forward.plus(stage.backward).ns for stage in each.each_stage), 0.0)
-        for each in (training, replace(training, cuda_graph=()))
-    ]
-    if slots[1] < (1 + _WORTH_IT) * slots[0]:
-        return None
-    return (
-        "launches take no time (cuda_graph: full-iteration); with cuda_graph: none a micro-batch takes "
-        f"{100 * (slots[1] / slots[0] - 1):.0f}% longer, as the GPU waits for the host"
-    )
-
-
-def _notes(training: Training, step: int, exposed: int) -> list[str]:
+def _notes(training: Training) -> list[str]:
     """Return notes on what the prediction does not cover for this layout."""
     layout, notes = training.layout, [*precision_notes(training), *dispatcher_notes(training)]
     if training.calibration.is_unfitted:
@@ -265,9 +201,9 @@ def _notes(training: Training, step: int, exposed: int) -> list[str]:
         notes.append(
             "overlap: dp has no effect here: sharded parameters and gradients pass beside layers anyway"
         )
-    in_a_pipeline = _IN_A_PIPELINE.get(layout.sharding) if layout.pp > 1 else None
-    further = (launch_note(training), latency_note(training, step, exposed), in_a_pipeline)
-    return [*notes, *(note for note in further if note is not None)]
+    if layout.pp > 1 and layout.sharding in _IN_A_PIPELINE:
+        notes.append(_IN_A_PIPELINE[layout.sharding])
+    return notes
 
 
 _IN_A_PIPELINE: Final = {
