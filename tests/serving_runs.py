@@ -18,14 +18,21 @@ from policies.serving.batcher import Batcher, Request, Step
 from policies.serving.classic import Orca, Sarathi, Static, VllmV0
 from policies.serving.kv_blocks import KvBlocks
 from policies.serving.vllm import Vllm019
-from scenarios.serving.engine import Serve
-from scenarios.serving.step_cost import LinearStep
+from scenarios.serving.engine import Serve, StepTime
+from sim.base.units import round_half_up
 
 RECORDED = Path(__file__).parent / "data" / "serving_steps.json"
 US = 1000
 CLASSIC = {"static": Static, "orca": Orca, "vllm-v0": VllmV0, "sarathi": Sarathi}
 
 Case = Mapping[str, Any]
+
+
+def linear_step(base_ns: int, token_ns: float = 0.0, request_ns: float = 0.0) -> StepTime:
+    """Return what a step takes: so much, and more for each token and each request."""
+    return lambda step: round_half_up(
+        base_ns + token_ns * sum(step.tokens.values()) + request_ns * len(step.tokens)
+    )
 
 
 def batcher_of(engine: Case) -> Batcher:
@@ -97,7 +104,7 @@ def run_case(case: Case) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]
         return step
 
     batcher.schedule = note  # type: ignore[method-assign]
-    serve = Serve(LinearStep(us["base"] * US, us["token"] * US, us["seq"] * US), [batcher])
+    serve = Serve(linear_step(us["base"] * US, us["token"] * US, us["seq"] * US), [batcher])
     serve.pull = lambda now, request, tokens: now + (us["kv_base"] + us["kv_token"] * tokens) * US
     serve.run(requests)
     steps = []

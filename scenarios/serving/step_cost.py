@@ -19,7 +19,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -73,20 +72,6 @@ def _linear(function: Callable[[int], float], x: float, low: int, high: int) -> 
     """Return the value of a function that is linear between two sizes."""
     part = (x - low) / (high - low)
     return (1 - part) * function(low) + part * function(high) if part else function(low)
-
-
-@dataclass(frozen=True)
-class LinearStep:
-    """A step that takes `base_ns`, plus a time per token and per request."""
-
-    base_ns: int
-    token_ns: float = 0.0
-    request_ns: float = 0.0
-
-    def __call__(self, step: Step) -> int:
-        """Return the duration of a step in ns."""
-        tokens = sum(step.tokens.values())
-        return round_half_up(self.base_ns + self.token_ns * tokens + self.request_ns * len(step.tokens))
 
 
 class ModelStep:

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from devices.describe.field_types import Bandwidth, Duration, fault
 from devices.describe.quantities import Count, File, Name, Shorthand, Size, Strict
-from policies.serving.batcher import Batcher
+from policies.serving.batcher import Batcher, Step
 from policies.serving.kv_blocks import KvBlocks
 from policies.serving.routers import RequestRouter
 from scenarios.fields.policy_fields import AnyChoice, Choice, PolicyFields
@@ -30,7 +30,7 @@ from scenarios.serving.engine import Pull, Serve, StepTime
 from scenarios.serving.metrics import measured_metrics
 from scenarios.serving.requests import RequestsFields
 from scenarios.serving.serving_report import serving_report
-from scenarios.serving.step_cost import LinearStep, ModelStep, TableStep
+from scenarios.serving.step_cost import ModelStep, TableStep
 from scenarios.workloads.calibrations import CalibrationFields, calibration_of
 from scenarios.workloads.train_workload import DType, ModelFields, architecture_of
 from scenarios.workloads.workload import Work, Workload
@@ -103,6 +103,10 @@ class StepFields(Strict):
     token: Duration = 0
     request: Duration = 0
     table: File | None = None
+
+    def ns(self, step: Step) -> int:
+        """Return the duration of a step."""
+        return self.fixed + self.token * sum(step.tokens.values()) + self.request * len(step.tokens)
 
 
 class PrefillFields(Strict):
@@ -351,7 +355,7 @@ def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ModelSt
     """Return the duration of steps, and that of the model on its GPUs, if both are known."""
     given, gpu = fields.step, None
     if given is not None and given.table is None:
-        return LinearStep(given.fixed, given.token, given.request), None
+        return given.ns, None
     assert fields.model is not None
     with error_path("model"):
         model = architecture_of(fields.model, document)

@@ -9,13 +9,13 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from serving_runs import linear_step
 
 from policies.serving.batcher import Batcher, Request, Step
 from policies.serving.classic import Orca, Sarathi, Static, VllmV0
 from policies.serving.kv_blocks import KvBlocks
 from policies.serving.vllm import Vllm019
 from scenarios.serving.engine import Serve
-from scenarios.serving.step_cost import LinearStep
 from sim.base.errors import InputError, StuckError
 
 # -- blocks ------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def serve(
     batcher.schedule, batcher.ended = scheduled, over  # type: ignore[method-assign]
     pull = lambda now, request, tokens: now + 1000 * (50 + tokens)  # noqa: E731
     try:
-        Serve(LinearStep(500_000, 1000, 100), [batcher], pull=pull).run(requests)
+        Serve(linear_step(500_000, 1000, 100), [batcher], pull=pull).run(requests)
     except StuckError as error:
         if not stuck or stuck not in str(error):
             raise

@@ -5,12 +5,13 @@ from __future__ import annotations
 import tracemalloc
 from collections import Counter
 
+from serving_runs import linear_step
+
 from policies.serving.batcher import PrefixKeys, Request
 from policies.serving.kv_blocks import KvBlocks
 from policies.serving.routers import LeastOutstanding, PowerOfTwo, PrefixAware, RequestRouter, RoundRobin
 from policies.serving.vllm import Vllm019
 from scenarios.serving.engine import Serve
-from scenarios.serving.step_cost import LinearStep
 
 PLAIN = Request("r", 0, 10, 1)
 
@@ -101,7 +102,7 @@ def test_an_engine_asks_once_a_request() -> None:
     for batcher in batchers:
         batcher.begin(KvBlocks(50, 16, 1), 64)
     requests = [Request(f"r{i}", at, 16, 2) for i, at in enumerate([0, 0, 1, 10_000_000])]
-    serve = Serve(LinearStep(1_000_000), batchers, router=begun(Noted(), 2))
+    serve = Serve(linear_step(1_000_000), batchers, router=begun(Noted(), 2))
     serve.run(requests)
     assert seen == [[0, 0], [1, 0], [1, 1], [0, 0]]
     assert [request.replica for request in requests] == [0, 1, 0, 0]

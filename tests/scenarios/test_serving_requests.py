@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from cli_runner import sim
 from pydantic import TypeAdapter, ValidationError
+from serving_runs import linear_step
 
 from policies.serving.batcher import Request
 from policies.serving.kv_blocks import KvBlocks
 from policies.serving.vllm import Vllm019
 from scenarios.serving.engine import Serve
 from scenarios.serving.requests import RequestsFields, read_requests
-from scenarios.serving.step_cost import LinearStep
 from sim.base.errors import InputError
 
 FIELDS: Any = TypeAdapter(RequestsFields)
@@ -274,6 +274,6 @@ def test_turns_run_after_what_they_follow() -> None:
     turn.after, turn.delay_ns = first, 5_000_000
     batcher = Vllm019()
     batcher.begin(KvBlocks(100, 16, 1), 64)
-    Serve(LinearStep(1_000_000), [batcher]).run([first, turn])
+    Serve(linear_step(1_000_000), [batcher]).run([first, turn])
     assert turn.arrival_ns == first.token_ns[-1] + 5_000_000
     assert turn.token_ns[0] > turn.arrival_ns

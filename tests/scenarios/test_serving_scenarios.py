@@ -12,6 +12,7 @@ import pytest
 from cli_runner import sim
 from hypothesis import given
 from hypothesis import strategies as st
+from serving_runs import linear_step
 
 from devices.collectives.groups import peer_all_reduce_ns
 from policies.serving.batcher import Request, Step
@@ -24,7 +25,7 @@ from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import read_scenario
 from scenarios.serving.engine import Serve
 from scenarios.serving.lateness import Lateness
-from scenarios.serving.step_cost import GRAPH_SIZES, LinearStep, ModelStep, TableStep, interpolate
+from scenarios.serving.step_cost import GRAPH_SIZES, ModelStep, TableStep, interpolate
 from scenarios.variants.optimum import find_optimum
 from scenarios.workloads.calibrations import named_calibration
 from scenarios.workloads.train_workload import DType
@@ -398,7 +399,7 @@ def test_decodes_after_a_preemption_are_no_recompute() -> None:
     requests = [Request(f"r{i}", i, 16, 12) for i in range(2)]
     batcher = Vllm019(async_scheduling=False)
     batcher.begin(KvBlocks(11, 4, 1), 28)
-    serve = Serve(LinearStep(MS), [batcher])
+    serve = Serve(linear_step(MS), [batcher])
     serve.run(requests)
     assert requests[1].preemptions == 1
     assert any(what == "recompute" for _, _, what in serve.events)
