@@ -181,17 +181,14 @@ class Around:
     all_reduce_ns : tuple of int
         Time to sum the gradients of each stage over the replicas; empty: no replicas.
     all_gather_ns : tuple of int
-        With `sharded`: time to gather the parameters of each stage; all of `all_reduce_ns` is then
-        before the optimizer step. Empty: half of `all_reduce_ns` is the gather.
+        If the optimizer state is sharded over the replicas: time to gather the parameters of each stage after
+        the step, before which `all_reduce_ns` is that of a reduce-scatter; with `overlap` the gather is
+        before the next step's first forward, part i before that part of it. Empty: it is not sharded.
     overlap : bool
         Both run on a stream of their own, gradients as soon as those of a stage are ready; otherwise when
         the rank has nothing else to do.
     buckets : int
         Number of parts: part i starts when that part of the last backward is over.
-    sharded : bool
-        The optimizer state is sharded over the replicas: a reduce-scatter before the step, an
-        all-gather after it; with `overlap` the gather is before the next step's first forward, part i before
-        that part of it.
     buffer_nbytes : tuple of int
         Further bytes that each rank holds all the time, such as workspaces; empty: none.
     """
@@ -205,7 +202,6 @@ class Around:
     all_gather_ns: tuple[int, ...] = ()
     overlap: bool = True
     buckets: int = 1
-    sharded: bool = False
     buffer_nbytes: tuple[int, ...] = ()
     portal_skips: tuple[SkipFields, ...] = field(init=False)
 
@@ -414,7 +410,7 @@ class End:
         self.pieces = around.buckets if around.own_stream else 1
         self.after_each_backward = bool(schedule.meta.get("asynchronous") and around.optimizer_ns)
         steps = around.optimizer_ns and not self.after_each_backward
-        self.gathers = bool(steps and around.all_reduce_ns and around.sharded)
+        self.gathers = bool(steps and around.all_gather_ns)
 
     def append(
         self,
@@ -456,17 +452,13 @@ class End:
     def _message_ns(self, stage: int, piece: int, *, gather: bool = False) -> int:
         """Return the time to reduce a bucket of a stage's gradients, or to gather one of its parameters."""
         around = self.around
-        whole = around.all_reduce_ns[stage]
-        if around.sharded and not around.all_gather_ns:  # a half each for scattering and for gathering
-            whole = whole - whole // 2 if gather else whole // 2
-        elif gather:
-            whole = around.all_gather_ns[stage]
+        whole = (around.all_gather_ns if gather else around.all_reduce_ns)[stage]
         return whole * (piece + 1) // self.pieces - whole * piece // self.pieces
 
     def _message(
         self, rank: int, stage: int, after: Sequence[int], piece: int = 0, *, gather: bool = False
     ) -> int:
-        kind = "all_gather" if gather else "reduce_scatter" if self.around.sharded else "all_reduce"
+        kind = "all_gather" if gather else "reduce_scatter" if self.around.all_gather_ns else "all_reduce"
         name = f"{kind.replace('_', '-')} of stage {stage} on {self.devices[rank]}"
         name = name if self.pieces == 1 else f"{name}/{piece + 1}"
         ns = self._message_ns(stage, piece, gather=gather)

@@ -234,6 +234,9 @@ def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
         links, n = Fabric(data.bandwidth or math.inf), data.replicas
         reduced = [stage.gradient_nbytes or stage.parameter_nbytes for stage in stages]
         reduce = tuple(round_half_up(links.time_ns("all_reduce", nbytes, n)) for nbytes in reduced)
+    gather: tuple[int, ...] = ()
+    if data is not None and data.sharding != "none":  # a half each for scattering and for gathering
+        reduce, gather = tuple(ns // 2 for ns in reduce), tuple(ns - ns // 2 for ns in reduce)
     for skip in fields.skips:
         if skip.to >= len(stages):
             raise InputError(f"skips: there is no stage {skip.to}, stages are 0..{len(stages) - 1}")
@@ -244,9 +247,9 @@ def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
         optimizer_ns=steps,
         synchronisation_ns=synchronisation,
         all_reduce_ns=reduce,
+        all_gather_ns=gather,
         overlap=data.overlap if data else True,
         buckets=data.buckets if data else 1,
-        sharded=data is not None and data.sharding != "none",
     )
 
 

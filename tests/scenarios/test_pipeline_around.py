@@ -178,7 +178,7 @@ def test_parameters_are_gathered_beside_the_first_forward_in_buckets() -> None:
     """Half of 8 ns before the step's first micro-batch; the last rank gathers while it waits for one."""
     stages = [PipelineStage(StageTimes(forward=10, backward=20))] * 2
     schedule = generate("1f1b", ranks=2, micro_batches=2)
-    around = Around(all_reduce_ns=(8, 8), optimizer_ns=(1, 1), sharded=True, buckets=2)
+    around = Around(all_reduce_ns=(4, 4), all_gather_ns=(4, 4), optimizer_ns=(1, 1), buckets=2)
     graph = pipeline_graph(schedule, stages, around=around)
     streams = CommunicationStream()
     trace = simulate(graph, plain_machine(2, streams=2), InOrder(), streams=streams, linearize=AsWritten())

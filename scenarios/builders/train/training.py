@@ -380,12 +380,20 @@ class Training(RankOptions):
                 parameters += self.model.norm_parameters(unit.kind)
                 parameters += sum(k.n for p, k in own if not p.adapts) if self.model.biases else 0
             weights, copy = self.time_by_kind(tuple(of_weights)), self._copy_ns(unit)
+            run_again = [
+                k
+                for piece in unit.pieces
+                if unit.checkpointed or (self.modules and piece.again)
+                for k in piece.forward
+            ]
             found = StagePart(
                 (unit,),
                 parameters,
                 sum(k.groups * k.k * k.n for p, k in own if p.name.startswith("experts")),
                 self.time_by_kind(tuple(forward)).beside(copy),
-                self.time_by_kind(tuple(others)).plus(self._again(unit)).beside(copy - weights.ns),
+                self.time_by_kind(tuple(others))
+                .plus(self.time_by_kind(tuple(run_again)))
+                .beside(copy - weights.ns),
                 weights,
                 sum(k.groups * k.k * k.n for p, k in own if p.adapts),
             )
@@ -396,14 +404,6 @@ class Training(RankOptions):
         """Return the time to copy a unit's offloaded data to the host, one way."""
         away = sum(p.saved - p.dropped * bool(self.modules) for p in unit.pieces if p.offloaded)
         return self.calibration.copy_ns(away) if away else 0.0
-
-    def _again(self, unit: CheckpointUnit) -> Spent:
-        """Return the time by kind of what is recomputed before the backward of a unit."""
-        if unit.checkpointed:
-            return self.time_by_kind(tuple(k for piece in unit.pieces for k in piece.forward))
-        if self.modules:
-            return self.time_by_kind(tuple(k for piece in unit.pieces if piece.again for k in piece.forward))
-        return Spent()
 
     @cached_property
     def _timed(self) -> dict[tuple[LayerPiece, ...], StagePart]:
@@ -545,8 +545,9 @@ class Training(RankOptions):
             all_reduce_ns=()
             if alone
             else tuple(0 if self.reduces_each else round_half_up(scatter) for scatter, _ in reduced),
-            all_gather_ns=() if alone else tuple(round_half_up(gather) for _, gather in reduced),
-            sharded=self.layout.sharding != "none",
+            all_gather_ns=()
+            if alone or self.layout.sharding == "none"
+            else tuple(round_half_up(gather) for _, gather in reduced),
             overlap=self.overlap,
             buckets=self.layout.buckets(sum(self.count_trained(first)), len(first.units))
             if self.overlap
