@@ -145,16 +145,16 @@ def test_gpt2_has_the_published_parameters(tmp_path: Path) -> None:
     [
         ([], "is no configuration of a model: it has no model_type"),
         ({**LLAMA, "model_type": "lama"}, "unknown model_type 'lama'; did you mean 'llama'?"),
-        ({**LLAMA, "hidden_size": "4096"}, "hidden_size should be a whole number, not '4096'"),
+        ({**LLAMA, "hidden_size": "4096"}, "hidden_size: should be a whole number, not '4096'"),
         ({**LLAMA, "layer_types": ["chunked_attention"] * 32}, "'chunked_attention' is none of"),
         ({**LLAMA, "layer_types": ["sliding_attention"] * 32}, "has no sliding_window"),
         ({**DEEPSEEK_V4, "compress_ratios": [8] * 44}, "compress_ratios: 8 is none of 0, 4, 128"),
         ({**DEEPSEEK_V4, "compress_ratios": [0, 0, 4]}, "compress_ratios has 3 of 43 layers"),
         ({**LLAMA, "layer_types": ["full_attention"] * 3}, "layer_types has 3 of 32 layers"),
-        ({**LLAMA, "layer_types": 3}, "layer_types should be a list of text, not 3"),
-        ({**CONFIGS["qwen3-30b-a3b"], "mlp_only_layers": 3}, "mlp_only_layers should be a list of whole"),
-        ({**CONFIGS["qwen3-30b-a3b"], "decoder_sparse_step": "2"}, "decoder_sparse_step should be a whole"),
-        ({key: LLAMA[key] for key in LLAMA if key != "num_hidden_layers"}, "has no num_hidden_layers"),
+        ({**LLAMA, "layer_types": 3}, "layer_types: should be a list, not 3"),
+        ({**CONFIGS["qwen3-30b-a3b"], "mlp_only_layers": 3}, "mlp_only_layers: should be a list, not 3"),
+        ({**CONFIGS["qwen3-30b-a3b"], "decoder_sparse_step": "2"}, "decoder_sparse_step: should be a whole"),
+        ({key: LLAMA[key] for key in LLAMA if key != "num_hidden_layers"}, "num_hidden_layers: is missing"),
     ],
 )
 def test_what_is_not_understood_is_refused(tmp_path: Path, config: object, said: str) -> None:
