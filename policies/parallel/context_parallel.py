@@ -125,8 +125,7 @@ class Tokens(ABC):
                 self.on_tokens.add(name)
             self.records.externals[name] = replace(given, nbytes=self.nbytes(name))
         found = False
-        for op in graph.topological_order.tolist():
-            record = self.old.ops[graph.op_names[op]]
+        for record in self.old.in_order(graph):
             if record.name in updates:
                 self.records.make(replace(record, inputs=self._of_all_tokens(record)))
             elif record.kind in ("attention", "attention_grad"):

@@ -113,7 +113,7 @@ class RankWriter:
             self.state[name] = SPLIT if name in plan.split else WHOLE
             nbytes = self.share(given.nbytes) if name in plan.split else given.nbytes
             self.records.externals[name] = replace(given, nbytes=nbytes)
-        ops = [self.old.ops[name] for name in plan.order]
+        ops = plan.order
         self.parameters = [] if step is None else step.parameters
         made = {each.gradient: each.name for each in self.parameters}
         self.gradient_of = parts_of_gradients(self.old, made)
@@ -445,9 +445,8 @@ class TensorParallel(OnRanks):
     def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
         """Return the program of one rank."""
         records, t = read(graph), grid.sizes["tp"]
-        order = [graph.op_names[op] for op in graph.topological_order.tolist()]
         step = None if OPTIMIZERS.keys().isdisjoint(graph.kinds) else TrainingStep(graph)
-        plan = TensorPlan(records, order, t, self.split, self.vocabulary)
+        plan = TensorPlan(records, records.in_order(graph), t, self.split, self.vocabulary)
         if not plan.role and not plan.split:
             raise GraphError(f"graph {graph.name!r} has nothing that could be split{_tell_whole(plan.whole)}")
         if plan.whole:

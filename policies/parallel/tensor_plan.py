@@ -66,7 +66,7 @@ class TensorPlan:
     Parameters
     ----------
     records : Records
-    order : sequence of str
+    order : list of OpEntry
         Ops in topological order.
     t : int
         Number of ranks.
@@ -86,14 +86,13 @@ class TensorPlan:
     """
 
     def __init__(
-        self, records: Records, order: Sequence[str], t: int, listed: Mapping[str, str], vocabulary: bool
+        self, records: Records, order: list[OpEntry], t: int, listed: Mapping[str, str], vocabulary: bool
     ) -> None:
         self.records, self.order, self.t = records, order, t
-        ops = [records.ops[name] for name in order]
-        if any(record.kind in OPTIMIZERS for record in ops) and all(record.phase is None for record in ops):
+        if any(each.kind in OPTIMIZERS for each in order) and all(each.phase is None for each in order):
             raise GraphError(f"graph {records.name!r} does not say which ops are its forward (phase: F)")
-        self.forward = [each for each in ops if each.phase in (None, "F") and each.kind not in OPTIMIZERS]
-        self.readers = group_pairs((tensor, each) for each in ops for tensor, d in each.inputs if not d)
+        self.forward = [each for each in order if each.phase in (None, "F") and each.kind not in OPTIMIZERS]
+        self.readers = group_pairs((tensor, each) for each in order for tensor, d in each.inputs if not d)
         self.names = {record.name for record in self.forward}
         self.trained = set(records.parameters())
         """Parameters, and the tensors that depend on them."""

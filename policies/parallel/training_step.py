@@ -77,7 +77,7 @@ class TrainingStep:
     def __init__(self, graph: Graph, *, forward: bool = False) -> None:
         refuse_several_devices(graph, of_rank=True)
         self.records = read(graph)
-        order = [self.records.ops[graph.op_names[op]] for op in graph.topological_order.tolist()]
+        order = self.records.in_order(graph)
         collectives = [record.name for record in order if "communicator" in record.attributes]
         readers = self.records.readers() if collectives else {}
         self.finishing = {n for n in collectives if readers[n] and all(map(_may_update, readers[n]))}
@@ -128,14 +128,9 @@ class TrainingStep:
 
         Such an op reads as many gradients as parameters, in the same order; what only it reads is its state.
         """
-        records, maybe, read = self.records, list[OpEntry](), set[str]()
-        for record in records.ops.values():
-            if _may_update(record):
-                maybe.append(record)
-            else:
-                read.update(record.reads)
-        found: dict[str, list[Parameter]] = {}
-        for record in maybe:
+        records, found = self.records, dict[str, list[Parameter]]()
+        read = {t for record in records.ops.values() if not _may_update(record) for t in record.reads}
+        for record in filter(_may_update, records.ops.values()):
             tensors = list(dict.fromkeys(tensor for tensor, distance in record.inputs if not distance))
             gradients = [tensor for tensor in tensors if records.producer(tensor) is not None]
             own = [tensor for tensor in tensors if tensor in read and records.is_parameter(tensor)]

@@ -454,12 +454,12 @@ class TrainingRewrite:
             if name not in trained:
                 raise UnknownNameError("parameter", name, trained)
         trained.difference_update(self.frozen)
-        order = [graph.op_names[op] for op in graph.topological_order.tolist()]
-        active = _active(records, order, trained)
+        order = records.in_order(graph)
+        active = _active(order, trained)
         loss = self._loss(records, active)
         backward = Backward(records, active, loss)
-        for name in reversed(order):
-            backward.through(records.ops[name])
+        for record in reversed(order):
+            backward.through(record)
         forward = [*records.ops.values()]
         updates = self._updates(records, backward)
         if not updates:
@@ -474,8 +474,7 @@ class TrainingRewrite:
 
     def _loss(self, records: Records, active: set[str]) -> str:
         if self.loss is not None:
-            producer = records.producer(self.loss)
-            if producer is None:
+            if records.producer(self.loss) is None:
                 raise UnknownNameError("op or tensor", self.loss, records.ops)
             return self.loss
         readers = records.readers()
@@ -534,11 +533,10 @@ def _cast(cast: OpEntry, readers: Mapping[str, OpEntry], nbytes: int) -> tuple[i
     return n, same or next((dtype for dtype in ("fp64", "fp32", "bf16") if n * _ITEM[dtype] == nbytes), None)
 
 
-def _active(records: Records, order: Sequence[str], trained: set[str]) -> set[str]:
+def _active(order: Sequence[OpEntry], trained: set[str]) -> set[str]:
     """Return the tensors that depend on a trained parameter and so have a gradient."""
     active = set(trained)
-    for name in order:
-        record = records.ops[name]
+    for record in order:
         reached = any(tensor in active and not distance for tensor, distance in record.inputs)
         if reached and record.kind not in CUT and any(t in active for t, _ in differentiable(record)):
             active.update(record.tensors)

@@ -62,8 +62,7 @@ class Batch:
         records = read(graph)
         records.name += f" x {self.factor}"
         grows = {name for name, given in records.externals.items() if given.role == Role.INPUT}
-        for op in graph.topological_order.tolist():
-            record = records.ops[graph.op_names[op]]
+        for record in records.in_order(graph):
             if record.kind not in _NO_DATA and not grows.isdisjoint(record.reads):
                 grows.update(record.tensors)
         growing = [record for record in records.ops.values() if record.name in grows]

@@ -55,7 +55,7 @@ class Fusion:
         """Return the graph with fused ops, whose attribute ``fused`` lists the kinds in them."""
         records = read(graph)
         followed = {name for record in records.ops.values() for name, _ in record.after}  # these stay
-        place = {graph.op_names[op]: k for k, op in enumerate(graph.topological_order.tolist())}
+        place = {record.name: k for k, record in enumerate(records.in_order(graph))}
         readers = records.readers()
         alone = {name for name, row in readers.items() if len(row) == 1 and name not in followed}
         chains: dict[str, list[OpEntry]] = {}  # by the last op; each op of a chain is read only by the next

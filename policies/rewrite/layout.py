@@ -60,7 +60,7 @@ class _Walk:
     def __init__(self, graph: Graph, format: str) -> None:
         self.records, self.format = read(graph), format
         ops = self.records.ops
-        self.order = [ops[graph.op_names[op]] for op in graph.topological_order.tolist()]
+        self.order = self.records.in_order(graph)
         self.readers = group_pairs(
             (tensor, (op, k, d)) for op in ops.values() for k, (tensor, d) in enumerate(op.inputs)
         )

@@ -156,6 +156,10 @@ class Records:
     externals: dict[str, ExternalTensor]
     device_facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    def in_order(self, graph: Graph) -> list[OpEntry]:
+        """Return the ops of the graph that was read, in topological order."""
+        return [self.ops[graph.op_names[op]] for op in graph.topological_order.tolist()]
+
     def make(self, record: OpEntry) -> OpEntry:
         """Add an op under a name that others rely on.
 
@@ -233,24 +237,9 @@ class Records:
         _, k = (tensor, 0) if tensor == producer.name else split_output(tensor) or (tensor, 0)
         return producer.outputs[k]
 
-    def redirect(self, moved: Mapping[str, str]) -> None:
-        """Make readers of tensor `a` (or followers of op `a`) read (follow) ``moved[a]`` instead."""
-
-        def follow(name: str) -> str:
-            producer = self.producer(moved.get(name, name))
-            return name if producer is None else producer.name
-
-        for record in self.ops.values():
-            record.inputs = [(moved.get(tensor, tensor), d) for tensor, d in record.inputs]
-            after = dict.fromkeys((follow(name), d) for name, d in record.after)
-            record.after = [edge for edge in after if edge[0] != record.name]
-
-    def remove(self, names: Iterable[str], followers: dict[str, list[OpEntry]] | None = None) -> None:
-        """Drop ops; ops that followed one by a control edge follow its predecessors instead.
-
-        `followers`, which is kept up to date, avoids recomputing them in repeated calls.
-        """
-        followers = self.followers() if followers is None else followers
+    def remove(self, names: Iterable[str]) -> None:
+        """Drop ops; ops that followed one by a control edge follow its predecessors instead."""
+        followers = self.followers()
         for name in names:
             before = [edge for edge in self.ops.pop(name).after if edge[0] != name]
             for record in followers.pop(name, ()):

@@ -27,7 +27,7 @@ class Arithmetic:
     def apply(self, graph: Graph) -> Graph:
         """Return the simplified graph."""
         records = read(graph)
-        _repeated_sums(records, [graph.op_names[op] for op in graph.topological_order.tolist()])
+        _repeated_sums(records, records.in_order(graph))
         _scalar_sums(records)
         return write(records)
 
@@ -43,9 +43,9 @@ class _Tree(NamedTuple):
     times: int
 
 
-def _repeated_sums(records: Records, order: list[str]) -> None:
+def _repeated_sums(records: Records, order: list[OpEntry]) -> None:
     """Turn x + x + ... + x into n·x; `order` is a topological order."""
-    readers, followers = records.readers(), records.followers()
+    readers, gone = records.readers(), dict[str, None]()
 
     def inner(tensor: str, reader: OpEntry) -> OpEntry | None:
         """Return the sum that produces `tensor`, if only the sum `reader` needs it."""
@@ -56,8 +56,7 @@ def _repeated_sums(records: Records, order: list[str]) -> None:
         return below if alone and below.device == reader.device else None
 
     trees: dict[str, _Tree | None] = {}  # by top sum; None: several different tensors
-    for name in order:
-        record = records.ops[name]
+    for record in order:
         if record.kind != "add" or any(d for _, d in record.inputs):
             continue
         parts = [
@@ -67,18 +66,17 @@ def _repeated_sums(records: Records, order: list[str]) -> None:
         terms = {None if part is None else part.term for part in parts}
         times = sum(part.times for part in parts if part is not None)
         term = terms.pop() if len(terms) == 1 else None
-        trees[name] = None if term is None else _Tree(term, times)
+        trees[record.name] = None if term is None else _Tree(term, times)
 
-    for name in reversed(order):  # a sum before its terms
-        tree = trees.get(name)
-        if tree is None or tree.times < 3 or name not in records.ops or not _is_sum(records.ops[name]):
+    for record in reversed(order):  # a sum before its terms
+        tree = trees.get(record.name)
+        if tree is None or tree.times < 3 or record.name in gone or not _is_sum(record):
             continue
-        record, gone = records.ops[name], []
         stack = [record]
         while stack:
             reader = stack.pop()
             sums = [op for tensor in reader.reads if (op := inner(tensor, reader)) is not None]
-            gone += [op.name for op in sums]
+            gone |= {op.name: None for op in sums}
             stack += sums
         factor, value = records.free(f"{record.name}/times"), {"value": tree.times}
         facts: dict[str, Any] = {"duration_ns": 0, "device": record.device, "attributes": value}
@@ -86,7 +84,7 @@ def _repeated_sums(records: Records, order: list[str]) -> None:
         record.kind = "mul"
         record.inputs = [(tree.term, 0), (factor, 0)]
         record.bytes_read = records.nbytes(tree.term) + SCALAR_BYTES
-        records.remove(gone, followers)
+    records.remove(gone)
 
 
 def _scalar_sums(records: Records) -> None:
@@ -150,8 +148,7 @@ class ConstantFolding:
     def apply(self, graph: Graph) -> Graph:
         """Return the folded graph."""
         records = read(graph)
-        for op in graph.topological_order.tolist():
-            record = records.ops[graph.op_names[op]]
+        for record in records.in_order(graph):
             if self._foldable(record, records):
                 _make_constant(record, records)
         _fold_products(records)
@@ -251,20 +248,23 @@ class CommonSubexpressions:
         overwritten = _overwritten(records)
         first: dict[str, str] = {}
         moved: dict[str, str] = {}
-        for op in graph.topological_order.tolist():
-            record = records.ops[graph.op_names[op]]
+
+        def redirect(record: OpEntry) -> None:
             record.inputs = [(moved.get(tensor, tensor), d) for tensor, d in record.inputs]
-            record.after = list(dict.fromkeys((moved.get(name, name), d) for name, d in record.after))
+            after = dict.fromkeys((moved.get(name, name), d) for name, d in record.after)
+            record.after = [edge for edge in after if edge[0] != record.name]
+
+        for record in records.in_order(graph):
+            redirect(record)
             if record.name in overwritten or not _is_known(record):
                 continue
             same = first.setdefault(_key(record), record.name)
             if same != record.name:
                 for k in range(len(record.outputs)):
                     moved[record.tensor(k)] = records.ops[same].tensor(k)
-        gone = [name for name in moved if name in records.ops]
-        records.redirect(moved)
-        for name in gone:
-            del records.ops[name]
+        records.ops = {name: record for name, record in records.ops.items() if name not in moved}
+        for record in records.ops.values():  # what is read of an earlier iteration may come later
+            redirect(record)
         return write(records)
 
 
