@@ -26,8 +26,7 @@ import numpy as np
 
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import CriticalPath
-from policies.optimum_model import Follow, JobModel, Timetable, refuse_unmodelled
-from policies.optimum_objective import OBJECTIVES, objective_named
+from policies.optimum_model import OBJECTIVES, Follow, JobModel, Timetable, objective_named, refuse_unmodelled
 from policies.placement.list_schedule import Heft
 from policies.placement.problem import Problem
 from policies.placement.simple import Given
@@ -247,7 +246,7 @@ def find_optimum(
     seed : int
         Of the solver.
     what : str
-        One of `policies.optimum_objective.OBJECTIVES`.
+        One of `policies.optimum_model.OBJECTIVES`.
     jobs : int
         How many strategies of the solver search the whole side by side.
 

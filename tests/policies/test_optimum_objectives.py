@@ -13,7 +13,7 @@ from cli_runner import sim
 from examples import seeds
 
 from policies.issue.program_order import InOrder
-from policies.optimum_objective import OBJECTIVES
+from policies.optimum_model import OBJECTIVES
 from scenarios.run.execute import Result, run_case
 from scenarios.run.load import load_scenario
 from scenarios.variants.optimum import find_optimum

@@ -15,8 +15,7 @@ from policies.parallel.ddp import DistributedDataParallel, fill_buckets, never_o
 from policies.parallel.fsdp2 import FullyShard
 from policies.parallel.rank_grid import DataParallel, Grid, Ranked
 from policies.parallel.training_step import Parameter, TrainingStep
-from policies.parallel.zero_1_2 import ZeroTwo
-from policies.parallel.zero_3 import ZeroThree
+from policies.parallel.zero import ZeroThree, ZeroTwo
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import Records, read, write
 from scenarios.importers import load_graph

@@ -10,7 +10,7 @@ from policies.parallel.context_parallel import ContextParallel
 from policies.parallel.ddp import DistributedDataParallel, MegatronDDP
 from policies.parallel.rank_grid import all_ranks
 from policies.parallel.tensor_parallel import TensorParallel
-from policies.parallel.zero_1_2 import ZeroOne
+from policies.parallel.zero import ZeroOne
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import read
 from scenarios.builders.gpt import Gpt

@@ -17,8 +17,7 @@ from policies.parallel.pipeline_parallel import PipelineParallel, StageCut
 from policies.parallel.rank_grid import DataParallel, OnRanks, Ranked, all_ranks
 from policies.parallel.tensor_parallel import TensorParallel
 from policies.parallel.training_step import TrainingStep
-from policies.parallel.zero_1_2 import ZeroOne, ZeroTwo
-from policies.parallel.zero_3 import ZeroThree
+from policies.parallel.zero import ZeroOne, ZeroThree, ZeroTwo
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import OpEntry, read, write
 from scenarios.builders.gpt import Gpt

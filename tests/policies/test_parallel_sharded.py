@@ -7,8 +7,7 @@ from parallel_helpers import by_stream, layers, run
 
 from policies.parallel.accumulation import GradientAccumulation
 from policies.parallel.fsdp2 import FullyShard
-from policies.parallel.zero_1_2 import ZeroOne, ZeroTwo
-from policies.parallel.zero_3 import ZeroThree
+from policies.parallel.zero import ZeroOne, ZeroThree, ZeroTwo
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import read, write
 from sim import Graph, GraphBuilder

@@ -16,8 +16,7 @@ from policies.parallel.fsdp2 import FullyShard
 from policies.parallel.parameter_server import ParameterServer
 from policies.parallel.pipeline_parallel import PipelineParallel, StageCut
 from policies.parallel.tensor_parallel import TensorParallel
-from policies.parallel.zero_1_2 import ZeroOne, ZeroTwo
-from policies.parallel.zero_3 import ZeroThree
+from policies.parallel.zero import ZeroOne, ZeroThree, ZeroTwo
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.layout import Layout
 from policies.rewrite.partition import Partition

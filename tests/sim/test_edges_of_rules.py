@@ -17,7 +17,7 @@ from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.parallel.ranks import add_ranks
-from policies.parallel.zero_3 import Coordinator, Limits
+from policies.parallel.zero import Coordinator, Limits
 from policies.rewrite.prune import SINK, Prune
 from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, GraphBuilder, Link, Machine, Trace, simulate

@@ -19,7 +19,7 @@ import numpy as np
 from policies.issue.program_order import InOrder
 from policies.parallel.fsdp2 import FullyShard, FullyShardHooks
 from policies.parallel.training_step import ROOT
-from policies.parallel.zero_3 import Coordinator, Limits
+from policies.parallel.zero import Coordinator, Limits
 from policies.pipeline.pipeline_schedule import Schedule
 from scenarios.builders.pipeline_graph import (
     AsWritten,
@@ -367,7 +367,7 @@ def _backward(memory: StageMemory) -> int:
 #
 # Every product with weights is a module, as are embedding and head; ops between it and the next module run
 # with it. A coordinator decides what is gathered when a module is entered, and what ahead
-# (`policies.parallel.zero_3`): by default one product ahead, and none while more than
+# (`policies.parallel.zero`): by default one product ahead, and none while more than
 # 10⁹ elements are gathered. Recomputed layers enter their modules once more. c: the ranks' parts are
 # copied together. The host waits for an idle device before it gathers, so that a gather overlaps only one
 # module. Gradients fill buckets of 5·10⁸ elements; a bucket is scattered when the next gradient would

@@ -40,8 +40,7 @@ def optimum(
     out : --out FILE
         Write the best as a scenario (.yaml, .yml), beside this one.
     """
-    from policies.optimum_model import refuse_unmodelled
-    from policies.optimum_objective import objective_named
+    from policies.optimum_model import objective_named, refuse_unmodelled
     from scenarios.cli.output import print_json
     from scenarios.cli.running import compare_all, progress, say_written
     from scenarios.cli.search_tables import print_optimum
