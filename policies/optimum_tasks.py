@@ -10,7 +10,7 @@ Where a device is given, an end is its start and a duration; where it is chosen,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -265,24 +265,6 @@ Moved = tuple[int, int]
 """A transfer: its iteration, and its number in the flow."""
 
 
-class LinkTransfer(NamedTuple):
-    """A transfer in a model.
-
-    Attributes
-    ----------
-    begin
-        When it begins.
-    ns : int
-        How long it takes.
-    sent : mapping of (int, int) to time
-        The ends of the ops (op, iteration) that make what is moved; empty if it is there from the start.
-    """
-
-    begin: Any
-    ns: int
-    sent: Mapping[tuple[int, int], Any]
-
-
 class LinkOrder(NamedTuple):
     """Who goes first of two transfers, if that is open; `chosen` says that `one` does."""
 
@@ -291,50 +273,47 @@ class LinkOrder(NamedTuple):
     chosen: Literal
 
 
-def first_come(
-    times: ScheduleProblem,
-    moves: Mapping[Moved, LinkTransfer],
-    pairs: Iterable[tuple[Moved, Moved]],
-    *,
-    on_purpose: bool,
-) -> list[LinkOrder]:
+def _first_come(tasks: Tasks, pairs: Sequence[tuple[Moved, Moved]], *, on_purpose: bool) -> list[LinkOrder]:
     """Let of each two transfers the one that is sent first go first; of one op the first read.
 
     Unless it may wait `on_purpose`, each begins when it is sent, or when another one over one of its links
     ends.
     """
-    orders: list[LinkOrder] = []
+    times, moves, orders = tasks.times, dict.fromkeys(itertools.chain(*pairs)), list[LinkOrder]()
+    begin, end = ({(i, t): rows[i][tasks.n_ops + t] for i, t in moves} for rows in (tasks.start, tasks.end))
+    # The ends of the ops (op, iteration) that make what is moved; none if it is there from the start.
+    sent = {
+        (i, t): {(p, i - d): tasks.end[i - d][p] for p, d in tasks.senders.get(tasks.n_ops + t, []) if i >= d}
+        for i, t in moves
+    }
     behind: dict[Moved, list[Literal]] = {moved: [] for moved in moves}  # what says that it is, at once
+
+    def follow(first: Moved, then: Moved, chosen: Any) -> None:
+        """Let one transfer follow another, if that is `chosen`, and note what says that it does at once."""
+        times.after(begin[then], end[first], chosen)
+        for (a, a_end), (b, b_end) in itertools.product(sent[first].items(), sent[then].items()):
+            if a != b:
+                times.after(b_end, a_end, chosen)
+        at_once = times.literal(f"{then} behind {first}")
+        times.after(end[first], begin[then], at_once)
+        if chosen is not None:
+            times.require(chosen, at_once)
+        behind[then].append(at_once)
+
     for one, other in pairs:
-        if moves[one].sent and moves[one].sent.keys() == moves[other].sent.keys():
-            behind[other].append(_behind(times, moves, one, other, None))
+        if sent[one] and sent[one].keys() == sent[other].keys():
+            follow(one, other, None)
             continue
         first, second = times.choice([f"{one} first", f"{other} first"])
-        behind[other].append(_behind(times, moves, one, other, first))
-        behind[one].append(_behind(times, moves, other, one, second))
+        follow(one, other, first)
+        follow(other, one, second)
         orders.append(LinkOrder(one, other, first))
     for moved, others in behind.items() if not on_purpose else ():
         at_once = times.literal(f"{moved} at once")
-        for sent in moves[moved].sent.values() or [0]:
-            times.after(sent, moves[moved].begin, at_once)
+        for made in sent[moved].values() or [0]:
+            times.after(made, begin[moved], at_once)
         times.any_of.append([(literal, True) for literal in (at_once, *others)])
     return orders
-
-
-def _behind(
-    times: ScheduleProblem, moves: Mapping[Moved, LinkTransfer], first: Moved, then: Moved, chosen: Any
-) -> Literal:
-    """Let one transfer follow another, if that is `chosen`; return what implies that it follows at once."""
-    end = moves[first].begin + moves[first].ns
-    times.after(moves[then].begin, end, chosen)
-    for (a, a_end), (b, b_end) in itertools.product(moves[first].sent.items(), moves[then].sent.items()):
-        if a != b:
-            times.after(b_end, a_end, chosen)
-    at_once = times.literal(f"{then} behind {first}")
-    times.after(end, moves[then].begin, at_once)
-    if chosen is not None:
-        times.require(chosen, at_once)
-    return at_once
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -429,17 +408,8 @@ def _links(tasks: Tasks, known: bool) -> list[LinkOrder]:
     tasks.note(many > 0 and not known, "the order of transfers over a link")
     if not known:
         return []
-    pairs = {pair for moved in over.values() for pair in itertools.combinations(moved, 2)}
-    moves = {moved: _move(tasks, *moved) for moved in dict.fromkeys(itertools.chain(*sorted(pairs)))}
-    on_purpose = engines or bool(tasks.job.carried.any())
-    return first_come(tasks.times, moves, sorted(pairs), on_purpose=on_purpose)
-
-
-def _move(tasks: Tasks, i: int, t: int) -> LinkTransfer:
-    """Return a transfer, with the op that makes what it carries: none where that is there."""
-    node = tasks.n_ops + t
-    sent = [(p, i - d) for p, d in tasks.senders.get(node, []) if i >= d]
-    return LinkTransfer(tasks.start[i][node], tasks.travels[t], {(p, j): tasks.end[j][p] for p, j in sent})
+    pairs = sorted({pair for moved in over.values() for pair in itertools.combinations(moved, 2)})
+    return _first_come(tasks, pairs, on_purpose=engines or bool(tasks.job.carried.any()))
 
 
 def _follows(job: Job) -> list[int]:

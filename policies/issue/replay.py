@@ -99,8 +99,14 @@ class ReplayPlan(ProgramOrder):
         plan = self.plan
         op, keys = _tasks(job, plan)
         device = np.array(_devices(job.machine, plan), dtype=np.int64)[plan.stream]
-        _require_placement(job, op, device)
-        issuers = job.machine.issuers()
+        issuers, names = job.machine.issuers(), [each.name for each in job.machine.devices]
+        elsewhere = job.device_of[op] != device
+        if elsewhere.any():
+            k = int(elsewhere.argmax())
+            raise InputError(
+                f"replay: the plan has op {job.graph.op_names[op[k]]!r} on {names[device[k]]}, and it is "
+                f"placed on {names[job.device_of[op[k]]]}; use the plan's placement too (placement: replay)"
+            )
         index = {issuer.name: issuer.index for issuer in issuers}
         for name in plan.issuers:
             if name not in index:
@@ -112,7 +118,7 @@ class ReplayPlan(ProgramOrder):
             k = int(wrong.argmax())
             raise InputError(
                 f"replay: the plan lets {issuers[by[k]].name} issue op {job.graph.op_names[op[k]]!r}, "
-                f"which is on {job.machine.devices[device[k]].name} and not its to issue"
+                f"which is on {names[device[k]]} and not its to issue"
             )
         return Order("place", [keys[by == issuer.index] for issuer in issuers], 1, "issuer")
 
@@ -231,30 +237,13 @@ def _tasks(job: Job, plan: Plan) -> tuple[IntArray, IntArray]:
     """Return the op of each task of a plan and its number in the job; the plan must have each task once."""
     op = np.array([job.graph.index(name) for name in plan.ops], dtype=np.int64)[plan.op]
     keys = plan.iteration * len(job.graph) + op
-    _require_each_once(job, keys.tolist())
-    return op, keys
-
-
-def _require_each_once(job: Job, keys: list[int]) -> None:
-    n = len(job.graph)
-    total = n * job.iterations
-    count = Counter(keys)
-    wrong = next((key for key in (*range(total), *keys) if count[key] != 1 or not 0 <= key < total), None)
+    n, total, count = len(job.graph), len(job.graph) * job.iterations, Counter(keys.tolist())
+    wrong = next((key for key in (*range(total), *count) if count[key] != 1 or not 0 <= key < total), None)
     if wrong is not None:
-        iteration, op = divmod(wrong, n)
+        iteration, wrong_op = divmod(wrong, n)
         times = {0: "leaves out", 1: "has"}.get(count[wrong], f"has {count[wrong]} times")
         raise InputError(
-            f"replay: the plan {times} op {job.graph.op_names[op]!r} of iteration {iteration}; "
+            f"replay: the plan {times} op {job.graph.op_names[wrong_op]!r} of iteration {iteration}; "
             f"the run has {n} ops and {job.iterations} iteration(s), each task once"
         )
-
-
-def _require_placement(job: Job, op: IntArray, device: IntArray) -> None:
-    elsewhere = job.device_of[op] != device
-    if elsewhere.any():
-        k = int(elsewhere.argmax())
-        names = [d.name for d in job.machine.devices]
-        raise InputError(
-            f"replay: the plan has op {job.graph.op_names[op[k]]!r} on {names[device[k]]}, and it is placed "
-            f"on {names[job.device_of[op[k]]]}; use the plan's placement too (placement: replay)"
-        )
+    return op, keys

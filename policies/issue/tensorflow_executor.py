@@ -301,7 +301,10 @@ class TensorFlowExecutor(Policy):
         if issuer is None:
             return
         if task.op in self._asynchronous and (self._transmits[task.op] or not task.dead):
-            self._on_done(mine, issuer.index)
+            # The done callback hands all to the pool or, without a pool, runs it at once.
+            inlined = [t for t in mine if self._inlined[t.op]]
+            self._inline[issuer.index] += [deque([t]) for t in reversed(inlined)]
+            self._pool[issuer.index].extendleft(t for t in mine if not self._inlined[t.op])
         else:
             self._schedule(mine, issuer.index)
 
@@ -310,12 +313,6 @@ class TensorFlowExecutor(Policy):
         if task.op not in self._asynchronous and (not task.dead or self._transmits[task.op]):
             elapsed = (task.end_ns - task.start_ns) * self.clock_hz // NS_PER_S
             self._estimate[task.op] = (9 * self._estimate[task.op] + elapsed) // 10
-
-    def _on_done(self, now_ready: Sequence[Task], thread: int) -> None:
-        """Hand what an asynchronous kernel made ready to the pool, or run it at once without a pool."""
-        inlined = [t for t in now_ready if self._inlined[t.op]]
-        self._inline[thread] += [deque([t]) for t in reversed(inlined)]
-        self._pool[thread].extendleft(t for t in now_ready if not self._inlined[t.op])
 
     def _schedule(self, now_ready: Sequence[Task], thread: int) -> None:
         inline, expensive = self._current[thread], list[Task]()

@@ -40,7 +40,7 @@ from policies.option_checks import one_of
 from policies.parallel.accumulation import make_sum
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
-from policies.parallel.training_step import COMPUTE, TrainingStep, exchange, parts_of_gradients
+from policies.parallel.training_step import COMPUTE, TrainingStep, exchange, on_compute, parts_of_gradients
 from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import Edge, OpEntry, Records, proportion, read, write
 from sim import Graph
@@ -169,7 +169,7 @@ class Tokens(ABC):
         if record.attributes.get("stream", COMPUTE) == COMPUTE:
             self.last = record.name
         if self.on_tokens.isdisjoint(tensors):
-            self.records.make(replace(record, attributes=_on_compute(record.attributes)))
+            self.records.make(replace(record, attributes=on_compute(record)))
             return
         made = record.tensors
         if record.kind in ("matmul", "gemm") and record.phase in (None, "F"):
@@ -182,7 +182,7 @@ class Tokens(ABC):
             self._note(tensor, nbytes, record)
         outputs = tuple(self.nbytes(tensor) for tensor in made)
         read_ = sum(map(self.nbytes, tensors)), sum(map(self.old.nbytes, tensors))
-        attributes = _on_compute(record.attributes)
+        attributes = on_compute(record)
         for key in ("k" if record.name in self.of_gradient else "m", "rows"):
             if key in attributes:
                 attributes[key] = -(-attributes[key] // self.c)
@@ -287,12 +287,6 @@ class Parts:
             own = whole * kv_heads // (heads + 2 * kv_heads)
             self.sizes = (whole - 2 * own, own, own)
         self.kv_nbytes = self.sizes[1] + self.sizes[2]
-
-
-def _on_compute(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes with the compute stream make_sum, if there is no stream yet."""
-    own = attributes.get("stream", COMPUTE) if "communicator" in attributes else COMPUTE
-    return {**attributes, "stream": own}
 
 
 # ----------------------------------------------------------------------------------------------------------

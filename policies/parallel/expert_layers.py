@@ -101,7 +101,10 @@ class Layers:
         assert pattern is not None
         if step.updates and "F" not in {record.phase for record in step.work}:
             raise GraphError(f"graph {step.records.name!r} does not say which ops are its forward (phase: F)")
-        self.weights = self._made_of_parameters()
+        self.weights = set(step.records.parameters())
+        for record in step.work:
+            if record.inputs and self.weights.issuperset(record.reads):
+                self.weights.update(record.tensors)
         own = {each.gradient: each.name for each in step.parameters}
         self.gradients = parts_of_gradients(step.records, own)
         several = any(record.micro_batch for record in step.work)
@@ -109,7 +112,8 @@ class Layers:
         self.of: dict[str, Layer] = {}
         for record in step.work:
             match = pattern.search(record.name)
-            if match is None or record.kind == "loss_grad" or self._adds_up(record):
+            adds_up = record.inputs and self.gradients.keys() >= {*record.reads}  # gradients of one parameter
+            if match is None or record.kind == "loss_grad" or adds_up:
                 continue
             name = f"micro{record.micro_batch}/{_name(match)}" if several else _name(match)
             layer = found.setdefault(name, Layer(name, _name(match)))
@@ -159,22 +163,11 @@ class Layers:
     def _is_forward(self, record: OpEntry) -> bool:
         return record.phase == "F" or (record.phase is None and not self.step.updates)
 
-    def _adds_up(self, record: OpEntry) -> bool:
-        """Return whether an op sums gradients of one parameter, for example of micro-batches."""
-        return bool(record.inputs) and self.gradients.keys() >= {*record.reads}
-
     def _number(self, record: OpEntry, text: str) -> int:
         if not text.isdecimal() or int(text) >= self.experts:
             known = f"experts are numbered from 0 to {self.experts - 1}"
             raise GraphError(f"op {record.name!r} is of expert {text!r}; {known}").about(record.name)
         return int(text)
-
-    def _made_of_parameters(self) -> set[str]:
-        found = set(self.step.records.parameters())
-        for record in self.step.work:
-            if record.inputs and found.issuperset(record.reads):
-                found.update(record.tensors)
-        return found
 
     def _leave_out_sums(self) -> None:
         """Exclude sums of gradients from elsewhere, which are merely named after experts' gradients."""

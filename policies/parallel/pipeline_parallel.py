@@ -28,7 +28,14 @@ from policies.option_checks import whole
 from policies.parallel.accumulation import add_up, refuse_micro_batches, rename_for
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
-from policies.parallel.training_step import COMPUTE, TrainingStep, exchange, parts_of_gradients, pattern_of
+from policies.parallel.training_step import (
+    COMPUTE,
+    TrainingStep,
+    exchange,
+    on_compute,
+    parts_of_gradients,
+    pattern_of,
+)
 from policies.pipeline.pipeline_schedule import Action, Schedule
 from policies.pipeline.registry import generate
 from policies.rewrite.records import OpEntry, Records, write
@@ -185,9 +192,8 @@ class _Rank:
             if slot.phase in "IW" and (record.phase == "W") != (slot.phase == "W"):
                 continue
             copied = self.records.make(rename_for(record, self._names(record, slot.stage, k), k))
-            stream = record.attributes["stream"] if "communicator" in record.attributes else COMPUTE
-            copied.attributes["stream"] = stream
-            if stream == COMPUTE:
+            copied.attributes = on_compute(copied)
+            if copied.attributes["stream"] == COMPUTE:
                 self.last = copied.name
             made += record.tensors
             for output, tensor in enumerate(record.tensors):

@@ -153,17 +153,13 @@ class RankWriter:
         name = f"{tensor}/{kind}"
         self.moved[tensor] = self.collective(name, kind, tensor, nbytes, kept, producer, beside=beside)
         self.state[tensor] = SEQUENCE if self.sequence else WHOLE
-        if self.sequence and positions:
-            self._scatter(tensor, producer)
+        if self.sequence and positions:  # copy some tokens (``scatter_to_sequence_parallel_region``)
+            name, kept = self.free(f"{tensor}/scatter"), self.share(nbytes)
+            made = producer.like(name, "slice", [self.moved[tensor]], [kept], bytes_read=kept)
+            made.attributes = {"stream": COMPUTE}
+            self.records.ops[name] = made
+            self.moved[tensor] = name
         return self.moved[tensor]
-
-    def _scatter(self, tensor: str, producer: OpEntry) -> None:
-        """Copy some tokens of a tensor (``scatter_to_sequence_parallel_region``)."""
-        name, kept = self.free(f"{tensor}/scatter"), self.share(self.old.nbytes(tensor))
-        made = producer.like(name, "slice", [self.moved[tensor]], [kept], bytes_read=kept)
-        made.attributes = {"stream": COMPUTE}
-        self.records.ops[name] = made
-        self.moved[tensor] = name
 
     def whole(self, tensor: str, *, backward: bool, beside: bool = False) -> str:
         """Return the whole tensor, gathered if necessary."""

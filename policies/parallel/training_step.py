@@ -134,18 +134,13 @@ class TrainingStep:
             tensors = list(dict.fromkeys(tensor for tensor, distance in record.inputs if not distance))
             gradients = [tensor for tensor in tensors if records.producer(tensor) is not None]
             own = [tensor for tensor in tensors if tensor in read and records.is_parameter(tensor)]
-            if own and len(own) == len(gradients):
-                found[record.name] = [
-                    self._parameter(record, *pair) for pair in zip(own, gradients, strict=True)
-                ]
+            for name, gradient in zip(own, gradients, strict=True) if len(own) == len(gradients) else ():
+                n, maker = elements(records.externals[name].nbytes, record.dtype), records.maker(gradient)
+                if maker.name in self.finishing:
+                    gradient = maker.reads[maker.tensors.index(gradient)]
+                made = Parameter(name, gradient, record.name, records.nbytes(gradient), n, record.dtype)
+                found.setdefault(record.name, []).append(made)
         return found
-
-    def _parameter(self, update: OpEntry, name: str, gradient: str) -> Parameter:
-        n = elements(self.records.externals[name].nbytes, update.dtype)
-        maker = self.records.producer(gradient)
-        if maker is not None and maker.name in self.finishing:
-            gradient = maker.reads[maker.tensors.index(gradient)]
-        return Parameter(name, gradient, update.name, self.records.nbytes(gradient), n, update.dtype)
 
 
 def refuse_several_devices(graph: Graph, *, of_rank: bool = False) -> None:
@@ -349,6 +344,12 @@ COMPUTE: Final = "compute"
 """Stream of all ops for which no other is named."""
 
 
+def on_compute(record: OpEntry) -> dict[str, Any]:
+    """Return the attributes of an op, with the compute stream unless it is a collective on another one."""
+    own = record.attributes.get("stream") if "communicator" in record.attributes else None
+    return {**record.attributes, "stream": own or COMPUTE}
+
+
 class HostProgram:
     """Collects the ops that the host of a rank issues.
 
@@ -380,9 +381,7 @@ class HostProgram:
     def compute(self, record: OpEntry, after: Iterable[str | Edge | None] = ()) -> None:
         """Issue an op of the step."""
         inputs = [(self.instead.get(tensor, tensor), distance) for tensor, distance in record.inputs]
-        edges = [*record.after, *_edges(after)]
-        stream = record.attributes.get("stream") if "communicator" in record.attributes else None
-        attributes = {**record.attributes, "stream": stream or COMPUTE}
+        edges, attributes = [*record.after, *_edges(after)], on_compute(record)
         self.records.ops[record.name] = replace(record, inputs=inputs, after=edges, attributes=attributes)
 
     def add(

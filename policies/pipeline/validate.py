@@ -146,8 +146,16 @@ def problems(schedule: Schedule) -> list[str]:
                     found.append(f"rank {rank}, position {position}: {problem}")
                 else:
                     places.setdefault(action, []).append((rank, position))
-    found += _find_doubled(places)
-    found += _find_misplaced(schedule, places)
+    for action, where in places.items():
+        if len(where) > 1:
+            spots = ", ".join(f"rank {rank} position {position}" for rank, position in where)
+            found.append(f"{action} is doubled: it stands at {spots}")
+    for action, where in places.items():
+        home = schedule.rank_of(action.stage, action.micro_batch)
+        why = f"micro-batch {action.micro_batch} of stage {action.stage} is on rank {home}"
+        for rank, position in where:
+            if rank != home:
+                found.append(f"{action} is impossible on rank {rank} (position {position}): {why}")
     for stage in range(schedule.stages):
         for k in range(schedule.micro_batches):
             found += _incomplete(schedule, stage, k, places)
@@ -251,22 +259,6 @@ def _out_of_range(schedule: Schedule, action: Action) -> str | None:
         if not 0 <= number < size:
             return f"{action} is impossible: there is no {what} {number}, {these} are 0..{size - 1}"
     return None
-
-
-def _find_doubled(places: dict[Action, list[Place]]) -> Iterator[str]:
-    for action, where in places.items():
-        if len(where) > 1:
-            spots = ", ".join(f"rank {rank} position {position}" for rank, position in where)
-            yield f"{action} is doubled: it stands at {spots}"
-
-
-def _find_misplaced(schedule: Schedule, places: dict[Action, list[Place]]) -> Iterator[str]:
-    for action, where in places.items():
-        home = schedule.rank_of(action.stage, action.micro_batch)
-        why = f"micro-batch {action.micro_batch} of stage {action.stage} is on rank {home}"
-        for rank, position in where:
-            if rank != home:
-                yield f"{action} is impossible on rank {rank} (position {position}): {why}"
 
 
 def _incomplete(schedule: Schedule, stage: int, k: int, places: dict[Action, list[Place]]) -> Iterator[str]:

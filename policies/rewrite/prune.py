@@ -133,8 +133,10 @@ class Prune:
             if name in records.ops or name in records.externals:
                 raise GraphError(f"the graph has an op {name!r} already: it was pruned with explicit nodes")
         records.ops = {record.name: record for record in (*args, *records.ops.values(), *retvals)}
-        in_loops = _in_loops(records)
-        loose = [name for name in records.find_unused() if name not in in_loops]
+        loose, graph = records.find_unused(), write(records)
+        if has_control_flow(graph):  # what ends inside a loop is not loose
+            frames = dict(zip(graph.op_names, frames_given(graph, frame_structure(graph)), strict=True))
+            loose = [name for name in loose if not frames[name]]
         source, sink = self._node(SOURCE, "no_op", []), self._node(SINK, "control_trigger", [])
         for record in records.ops.values():
             if not record.after and not records.makers(record.inputs):
@@ -166,12 +168,3 @@ def _ancestors(records: Records, wanted: Sequence[str]) -> set[str]:
         if record.kind == "recv":
             stack += sends.get(record.attributes.get("key", ""), ())
     return keep
-
-
-def _in_loops(records: Records) -> set[str]:
-    """Return the ops whose outputs are inside a loop."""
-    graph = write(records)
-    if not has_control_flow(graph):
-        return set()
-    frames = frames_given(graph, frame_structure(graph))
-    return {name for name, frame in zip(graph.op_names, frames, strict=True) if frame}
