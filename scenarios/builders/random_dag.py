@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field
 
-from devices.describe.field_types import Bytes, Duration, fault, quantity_schema
+from devices.describe.field_types import Bytes, Duration, fault
 from devices.describe.quantities import Size, Whole
 from scenarios.builders.builder import Builder
 from sim.base.arrays import MOST_BUILT, MOST_TASKS, at_most
 from sim.base.room import BUILT_EDGE_BYTES, check_room
-from sim.base.units import BYTES, DURATION
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 
@@ -97,16 +96,7 @@ def _in_order(value: list[int]) -> list[int]:
     return value
 
 
-def _two(default: list[Any]) -> Any:
-    return Field(default=default, min_length=2, max_length=2)
-
-
-def _schema(of: dict[str, Any]) -> WithJsonSchema:
-    pair = {"type": "array", "items": of, "minItems": 2, "maxItems": 2}
-    return WithJsonSchema({"anyOf": [of, pair], "description": "a value, or [least, greatest]"})
-
-
-_BOTH = BeforeValidator(lambda value: value if isinstance(value, list) else [value, value])
+_TWO = Field(min_length=2, max_length=2)
 _ORDERED = AfterValidator(_in_order)
 
 
@@ -119,20 +109,24 @@ class RandomDag(Builder):
         which builder
     layers
         how many layers of ops
+    width
+        ops of a layer, or [least, greatest]
     probability
         probability of an edge from each op of each earlier layer
+    duration
+        of an op, or [least, greatest]
+    output
+        size of an op's output, or [least, greatest]
     seed
         seed of the graph; the scenario's seed is for the run
     """
 
     model: Literal["random-dag"]
     layers: Size = 10
-    width: Annotated[list[Size], _two([1, 4]), _BOTH, _ORDERED, _schema({"type": "integer", "minimum": 1})]
+    width: Size | Annotated[list[Size], _TWO, _ORDERED] = Field([1, 4])
     probability: float = Field(0.2, ge=0, le=1, strict=False)
-    duration: Annotated[
-        list[Duration], _two(["1us", "100us"]), _BOTH, _ORDERED, _schema(quantity_schema(DURATION))
-    ]
-    output: Annotated[list[Bytes], _two([0, 0]), _BOTH, _ORDERED, _schema(quantity_schema(BYTES))]
+    duration: Annotated[Duration | Annotated[list[Duration], _TWO, _ORDERED], Field(default=["1us", "100us"])]
+    output: Bytes | Annotated[list[Bytes], _TWO, _ORDERED] = 0
     seed: Whole = 0
 
     def graph(self) -> Graph:
@@ -146,7 +140,7 @@ class RandomDag(Builder):
         >>> RandomDag(model="random-dag", layers=3, width=2, duration=["10ns", "20ns"], seed=1).graph()
         <Graph 'random-dag': 6 ops, 6 tensors, 5 edges>
         """
-        ops = at_most(MOST_BUILT, self.layers * self.width[1], "ops")
+        ops = at_most(MOST_BUILT, self.layers * np.max(self.width).item(), "ops")
         if self.probability:  # drawn for each pair of ops
             at_most(_MOST_PAIRS, ops * (ops - 1) // 2, "pairs of ops")
             edges = at_most(MOST_TASKS, int(self.probability * ops * (ops - 1) / 2), "edges")
@@ -162,16 +156,18 @@ class RandomDag(Builder):
         earlier: list[str] = []
         before: list[str] = []
 
+        sizes = [of if isinstance(of, list) else [of, of] for of in (self.width, self.output, self.duration)]
+
         def draw(between: Sequence[int]) -> int:
             return int(rng.integers(between[0], between[1], endpoint=True))
 
         for layer in range(self.layers):
             here = []
-            for i in range(draw(self.width)):
+            for i in range(draw(sizes[0])):
                 inputs = [before[draw((0, len(before) - 1))]] if before else []
                 drawn = np.flatnonzero(rng.random(len(earlier)) < self.probability)
                 inputs += [earlier[k] for k in drawn.tolist() if earlier[k] != inputs[0]]
-                size, ns = draw(self.output), draw(self.duration)
+                size, ns = draw(sizes[1]), draw(sizes[2])
                 here.append(builder.op(f"l{layer}/{i}", inputs=inputs, outputs=size, duration_ns=ns))
             earlier += here
             before = here

@@ -302,21 +302,13 @@ class PipelineFields(StageFields):
     def _one_source(self) -> PipelineFields:
         sources = ("stages", "ranks", "layers", "graph", "model")
         given = [key for key in sources if getattr(self, key) is not None]
-        counted = ("stages" in given and isinstance(self.stages, int)) or "ranks" in given
-        if not given:
-            raise fault(f"has no stages; give one of {', '.join(sources)}")
         cut = [key for key in given if key in ("layers", "graph", "model")]
-        if len(cut) > 1 or (given != cut and cut and not (counted and len(given) == 2)):
+        counts = [key for key in given if key not in cut]
+        several = max(len(cut), len(counts)) > 1 or (cut and isinstance(self.stages, list))
+        if not given or several or (not counts and isinstance(self.partition, str)):
             raise fault(
-                f"has {' and '.join(given)}; one of layers, a graph and a model is cut, into "
-                "`ranks: N` times the chunks of the schedule, or into `stages: N`"
-            )
-        if not cut and len(given) > 1:
-            raise fault("has stages and ranks; stages counts chunks, ranks does not: give one of them")
-        if cut and not counted and isinstance(self.partition, str):
-            raise fault(
-                f"has {cut[0]} and no number of stages to cut them into; give ranks: N (each gets as many "
-                "stages as the schedule has chunks), or stages: N"
+                f"has {' and '.join(given) or 'no stages'}; give stages, how many or a list, or ranks: N (times "
+                "the chunks of the schedule), into which one of layers, a graph and a model may be cut"
             )
         if isinstance(self.backward, Fraction) and self.graph is None:
             raise fault("is a factor of what ops of a graph take; give graph, or a time", ("backward",))

@@ -360,7 +360,7 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
         (in_pipeline(chunks=3), "4 stages cannot be shared by ranks of 3 chunks"),
         (in_pipeline(chunks=2), "1f1b has one stage a rank, not 2 chunks"),
         (in_pipeline(stages="[{}, {forward: 2ms}]", micro_batches=0), "micro_batches"),
-        (in_pipeline(ranks=4), "has stages and ranks"),
+        (in_pipeline(ranks=4), "has stages and ranks; give stages"),
         (in_pipeline(backward="1ms"), "backward is 1000000 ns, and input_grad and weight_grad add up to"),
         (in_pipeline(bakward="1ms"), "no such key; did you mean 'backward'?"),
         (
