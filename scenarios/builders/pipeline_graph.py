@@ -109,7 +109,7 @@ def pipeline_graph(
     Raises
     ------
     InputError
-        The number of stages or devices differs from the schedule's, or a phase has no time.
+        A phase has no time, or gradients that are never summed would be reduced.
     StuckError
         The ranks wait for each other.
 

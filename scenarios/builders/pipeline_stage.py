@@ -255,12 +255,8 @@ class PlacedPipeline:
     around: Around = Around()
 
     def __post_init__(self) -> None:
-        """Raise if the schedule has other numbers of stages or devices, or never sums all gradients."""
+        """Raise if the schedule never sums all gradients."""
         of = self.schedule
-        if len(self.stages) != of.stages:
-            raise InputError(f"{len(self.stages)} stages are given, the schedule has {of.stages}")
-        if len(self.devices) != of.ranks:
-            raise InputError(f"{len(self.devices)} devices are given, the schedule has {of.ranks} ranks")
         if of.meta.get("asynchronous") and self.around.all_reduce_ns:
             raise InputError(
                 f"{of.name} updates after each backward, and dp sums gradients after the last one"

@@ -13,7 +13,6 @@ A random graph is a function of its seed and its parameters alone.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
@@ -27,9 +26,6 @@ from sim.base.arrays import MOST_BUILT, MOST_TASKS, at_most
 from sim.base.room import BUILT_EDGE_BYTES, check_room
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
-
-_MANY: Final = 100
-"""Edges per op above which a warning is given if `probability` is left at its default."""
 
 _MOST_PAIRS: Final = 100 * MOST_TASKS
 """Maximum number of pairs of ops for which an edge is drawn: takes some minutes."""
@@ -145,12 +141,6 @@ class RandomDag(Builder):
             at_most(_MOST_PAIRS, ops * (ops - 1) // 2, "pairs of ops")
             edges = at_most(MOST_TASKS, int(self.probability * ops * (ops - 1) / 2), "edges")
             check_room(edges * BUILT_EDGE_BYTES, f"{edges:,} edges")
-            if edges > _MANY * ops and "probability" not in self.model_fields_set:
-                warnings.warn(
-                    f"some {edges // ops:,} edges an op, as each earlier op is one with a probability of "
-                    f"{self.probability}; say probability for fewer",
-                    stacklevel=2,
-                )
         rng = np.random.default_rng([self.seed, *b"random-dag"])
         builder = GraphBuilder("random-dag")
         earlier: list[str] = []

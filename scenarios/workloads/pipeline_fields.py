@@ -307,8 +307,8 @@ class PipelineFields(StageFields):
         several = max(len(cut), len(counts)) > 1 or (cut and isinstance(self.stages, list))
         if not given or several or (not counts and isinstance(self.partition, str)):
             raise fault(
-                f"has {' and '.join(given) or 'no stages'}; give stages, how many or a list, or ranks: N (times "
-                "the chunks of the schedule), into which one of layers, a graph and a model may be cut"
+                f"has {' and '.join(given) or 'no stages'}; give stages, how many or a list, or ranks: N "
+                "(times the chunks of the schedule), into which one of layers, a graph and a model may be cut"
             )
         if isinstance(self.backward, Fraction) and self.graph is None:
             raise fault("is a factor of what ops of a graph take; give graph, or a time", ("backward",))

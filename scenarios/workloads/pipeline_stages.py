@@ -237,8 +237,6 @@ class StageMaker:
         assert model is not None
         if model.layers % len(homes):
             raise InputError(f"{model.layers} layers cannot be shared evenly by {len(homes)} stages")
-        if model.heads % model.tp:
-            raise InputError(f"{model.heads} heads cannot be shared by {model.tp} devices")
         on = {_timer(device): device for device in reversed(homes)}  # the first of those that are alike
         steps = {key: _training(self.fields, len(homes), self._times(of)) for key, of in on.items()}
         mine = [steps[_timer(device)] for device in homes]

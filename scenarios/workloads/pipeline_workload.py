@@ -122,10 +122,8 @@ def _work(make: StageMaker, policy: PolicyFields) -> Work:
     fields, machine = make.fields, make.machine
     name, given = str(policy.name), dict(policy.options)
     chunks = given.pop("chunks", fields.chunks)
-    if chunks is not None:
-        require_positive(chunks=chunks)
-        if (fields.ranks or 1) * chunks > MOST_SLOTS:
-            raise InputError(f"chunks: {chunks:,} a rank are more than the {MOST_SLOTS:,} slots there may be")
+    if chunks is not None and (fields.ranks or 1) * chunks > MOST_SLOTS:
+        raise InputError(f"chunks: {chunks:,} a rank are more than the {MOST_SLOTS:,} slots there may be")
     stages = make.make(chunks or default_chunks(name))
     sizes = _split(fields)
     schedule = _schedule(make, stages, name, len(sizes), chunks, given)

@@ -12,7 +12,6 @@ from pydantic import BeforeValidator, Field
 
 from devices.describe.field_types import fault
 from devices.describe.quantities import Count, Name, Strict, Whole, one_of
-from policies import option_checks
 from policies.rewrite.records import OpEntry, Records, read, write
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import Node
@@ -205,7 +204,6 @@ def side_by_side(name: str, sessions: Mapping[str, Session], processes: str = "e
     """
     at_most(MOST_BUILT, sum(each.iterations * len(each.graph) for each in sessions.values()), "ops")
     together = Records(name, {}, {})
-    option_checks.one_of("sessions", "processes", processes, ("each", "one"))
     for title, session in sessions.items():
         last: list[str] = []
         for batch in range(session.iterations):

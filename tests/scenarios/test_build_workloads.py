@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -372,15 +371,3 @@ def test_python_code_gets_all_its_errors_at_once() -> None:
         "replicas: should be greater than or equal to 1, not 0",
         "train: is missing",
     ]
-
-
-def test_a_drawn_graph_of_many_edges_that_nobody_asked_for_says_so() -> None:
-    sizes: dict[str, Any] = {"model": "random-dag", "layers": 60, "width": 20}
-    with pytest.warns(
-        UserWarning, match="some 119 edges an op, .* with a probability of 0.2; say probability"
-    ):
-        RandomDag(**sizes).graph()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        RandomDag(**sizes, probability=0.2).graph()
-        RandomDag(**sizes | {"layers": 10}).graph()

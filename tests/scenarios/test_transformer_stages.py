@@ -98,7 +98,7 @@ policy: 1f1b
     [
         ({"layers": 6}, "6 layers cannot be shared evenly by 4 stages"),
         ({"heads": 7}, "no multiple of 7 heads"),
-        ({"tp": 5}, "96 heads cannot be shared by 5 devices"),
+        ({"tp": 5}, "tp: 5 ranks cannot share 96 heads"),
         ({"rate": None}, "nothing tells how long its products take"),
         ({"calibration": "h100-sxm"}, "has rate and calibration"),
         ({"rate": None, "calibration": "h100"}, "there is no calibration 'h100'"),

@@ -205,11 +205,6 @@ def test_sessions_of_tensorflow_are_of_one_process(tmp_path: Path) -> None:
         run_scenario(load_scenario(path))
 
 
-def test_another_word_for_processes() -> None:
-    with pytest.raises(InputError, match="processes must be one of each, one; found"):
-        side_by_side("two", TWO, processes="two")
-
-
 def test_a_host_may_be_of_a_process() -> None:
     hosts = (Host("x", ("gpu0",), process="a"), Host("y", ("gpu0",), process="b"))
     machine = Machine((Device("gpu0"),), hosts=hosts)
