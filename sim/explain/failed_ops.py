@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.base.arrays import IntArray
-from sim.base.units import format_duration
+from sim.base.units import format_count, format_duration
 from sim.graph.failures import ABORTED, FAILED
 from sim.record.record import Record
 
@@ -139,8 +139,7 @@ def attempt_lines(trace: Record) -> list[str]:
         after = trace.attempts[k + 1].begin_ns if k + 1 < len(trace.attempts) else None
         lines.append(
             f"{broken or 'nothing failed'}; {by} noticed at {format_duration(each.begin_ns + time_ns)} "
-            f"({how}: {what}); step {each.step + each.done} aborted, {each.lost:,} "
-            f"{'step' if each.lost == 1 else 'steps'} lost; "
+            f"({how}: {what}); step {each.step + each.done} aborted, {format_count(each.lost, 'step')} lost; "
             + ("the run ends" if after is None else f"restarted at {format_duration(after)}")
         )
     return lines

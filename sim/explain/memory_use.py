@@ -256,6 +256,9 @@ def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> Memo
 # made of it.
 
 
+_HOLDERS = 5
+
+
 class Allocated(NamedTuple):
     """The allocator's view of one device over a run, in bytes.
 
@@ -285,15 +288,13 @@ class Allocated(NamedTuple):
     holders: list[dict[str, Any]]
 
 
-def allocator_statistics(trace: Record, *, holders: int = 5) -> dict[str, Allocated]:
+def allocator_statistics(trace: Record) -> dict[str, Allocated]:
     """Return the statistics of each device's allocator, by name, in machine order.
 
     Parameters
     ----------
     trace : Trace
         The trace of a run with memory.
-    holders : int
-        How many of the largest tensors at the peak are listed.
 
     Examples
     --------
@@ -309,10 +310,10 @@ def allocator_statistics(trace: Record, *, holders: int = 5) -> dict[str, Alloca
     (170, 10, ['a', 'b'])
     """
     devices = enumerate(trace.job.machine.devices)
-    return {device.name: _log_of_device(trace, trace.log_of(d), holders) for d, device in devices}
+    return {device.name: _log_of_device(trace, trace.log_of(d)) for d, device in devices}
 
 
-def _log_of_device(trace: Record, log: dict[str, IntArray], count: int) -> Allocated:
+def _log_of_device(trace: Record, log: dict[str, IntArray]) -> Allocated:
     in_use, reserved = log["in_use"], log["reserved"]
     if not len(in_use):
         return Allocated(0, 0, 0, 0, 0, 0, 0, [])
@@ -324,7 +325,7 @@ def _log_of_device(trace: Record, log: dict[str, IntArray], count: int) -> Alloc
         left = live.pop((tensor, iteration), 0) + change
         if left:
             live[tensor, iteration] = left
-    largest = sorted(live.items(), key=lambda item: -item[1])[:count]
+    largest = sorted(live.items(), key=lambda item: -item[1])[:_HOLDERS]
     return Allocated(
         int(in_use[peak]),
         int(log["requested"].max()),

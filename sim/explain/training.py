@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sim.base.arrays import group_pairs
 from sim.record.record import Record
 
 UPDATES: Final = "updates"
@@ -41,25 +42,22 @@ def staleness(trace: Record) -> dict[str, list[int]]:
     >>> staleness(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))
     {}
     """
-    tasks, attributes = trace.tasks, trace.job.graph.attributes
-    if not trace.job.graph.attribute(PUSHED_BY):
+    tasks, graph = trace.tasks, trace.job.graph
+    parameter, worker = graph.attribute(UPDATES), graph.attribute(PUSHED_BY)
+    if not worker:
         return {}
-    rows: dict[str, list[int]] = {}
-    for row, op in enumerate(tasks["op"].tolist()):
-        given = attributes.get(op, {})
-        if PUSHED_BY in given:
-            rows.setdefault(str(given[UPDATES]), []).append(row)
+    updates = ((str(parameter[op]), row) for row, op in enumerate(tasks["op"].tolist()) if op in worker)
     found: dict[str, list[tuple[int, int]]] = {}
-    for here in rows.values():
-        ends = np.sort(tasks["end_ns"][here])
+    for rows in group_pairs(updates).values():
+        ends = np.sort(tasks["end_ns"][rows])
         read: dict[str, int] = {}
-        for row in here:
-            worker = str(attributes[int(tasks["op"][row])][PUSHED_BY])
+        for row in rows:
+            name = str(worker[int(tasks["op"][row])])
             start, end = int(tasks["start_ns"][row]), int(tasks["end_ns"][row])
-            seen = int(np.searchsorted(ends, start, "right")) - read.get(worker, 0)
-            found.setdefault(worker, []).append((start, seen))
-            read[worker] = int(np.searchsorted(ends, end, "right"))
-    return {worker: [seen for _, seen in sorted(pairs)] for worker, pairs in sorted(found.items())}
+            seen = int(np.searchsorted(ends, start, "right")) - read.get(name, 0)
+            found.setdefault(name, []).append((start, seen))
+            read[name] = int(np.searchsorted(ends, end, "right"))
+    return {name: [seen for _, seen in sorted(pairs)] for name, pairs in sorted(found.items())}
 
 
 def staleness_report(trace: Record) -> dict[str, Any]:
@@ -121,14 +119,12 @@ def expert_load(trace: Record) -> dict[str, Any]:
     >>> expert_load(simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue()))["layers"]
     {'ffn': {'imbalance': 1.5, 'fullest': 'gpu0', 'dropped': 0, 'tokens': {'gpu0': 3, 'gpu1': 1}}}
     """
-    machine = trace.job.machine
-    members = {} if machine.folding is None else machine.folding.members
-    order = {d.name: k for k, d in enumerate(machine.devices)}
-    if machine.folding is not None:
-        order = {name: k for k, name in enumerate(machine.folding.order)}
+    graph, machine, folding = trace.job.graph, trace.job.machine, trace.job.machine.folding
+    members = {} if folding is None else folding.members
+    ranks = [device.name for device in machine.devices] if folding is None else folding.order
+    order = {name: k for k, name in enumerate(ranks)}
     tokens: dict[str, dict[str, int]] = {}
     dropped: dict[str, int] = {}
-    graph = trace.job.graph
     for op, layer in graph.attribute(LAYER).items():
         name, device = str(layer), machine.devices[int(trace.job.device_of[op])].name
         same = members.get(device, (device,))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.base.arrays import UNSET, Codes, IntArray
+from sim.base.arrays import UNSET, Codes, IntArray, group_pairs
 from sim.base.errors import InputError, extra
 from sim.base.files import atomic_path, write_bytes
 from sim.base.units import NS_PER_MS, format_bytes, format_count, format_duration, format_energy
@@ -327,9 +327,7 @@ def device_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
         rows.append(row)
     if len(rows) <= _MOST_DEVICES:
         return rows
-    alike: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for row in rows:
-        alike.setdefault(tuple(row.values())[1:], []).append(row)
+    alike = group_pairs((tuple(row.values())[1:], row) for row in rows)
     return [
         first | ({"device": f"{first['device']} and {len(others):,} more"} if others else {})
         for first, *others in alike.values()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from sim.base.arrays import UNSET, IntArray
@@ -12,6 +14,7 @@ from sim.explain.communication import traffic_on_links
 from sim.explain.memory_use import lifetimes
 from sim.invariants.checked_columns import Columns, neighbours, refuse
 from sim.job.transfers import host_groups
+from sim.machine.device import Device
 
 
 def cores(c: Columns) -> None:
@@ -119,40 +122,39 @@ def memory(c: Columns) -> None:
 
     (An allocator with a static plan keeps parameters apart: then nothing remains.)
     """
-    log = c.trace.memory
-    if log is None:
+    if c.trace.memory is None:
         return
     lives = lifetimes(c.trace)
     for d, device in enumerate(c.machine.devices):
-        here = np.flatnonzero(log["device"] == d)
+        resident = int(lives.nbytes[(lives.device == d) & (lives.iteration == UNSET)].sum())
+        _memory_of(c, device, c.trace.log_of(d), resident)
+
+
+def _memory_of(c: Columns, device: Device, log: Mapping[str, IntArray], resident: int) -> None:
+    time_ns, in_use, reserved = log["time_ns"], log["in_use"], log["reserved"]
+    refuse(
+        in_use < 0,
+        lambda k: f"{device.name} had given back more bytes than were taken at {time_ns[k]} ns",
+    )
+    if device.memory_bytes is not None:
         refuse(
-            log["in_use"][here] < 0,
-            lambda k, rows=here, name=device.name: (  # type: ignore[misc]
-                f"{name} had given back more bytes than were taken at {log['time_ns'][rows[k]]} ns"
+            np.maximum(in_use, reserved) > device.memory_bytes,
+            lambda k: (
+                f"{device.name} held more bytes than it has at {time_ns[k]} ns: "
+                f"{in_use[k]} in use, {reserved[k]} reserved"
             ),
         )
-        if device.memory_bytes is not None:
-            refuse(
-                np.maximum(log["in_use"], log["reserved"])[here] > device.memory_bytes,
-                lambda k, rows=here, name=device.name: (  # type: ignore[misc]
-                    f"{name} held more bytes than it has at {log['time_ns'][rows[k]]} ns: "
-                    f"{log['in_use'][rows[k]]} in use, {log['reserved'][rows[k]]} reserved"
-                ),
-            )
-        resident = int(lives.nbytes[(lives.device == d) & (lives.iteration == UNSET)].sum())
-        left = int(log["requested"][here[-1:]].sum())
-        # A run that takes no time holds nothing for long
-        if left not in (resident, 0) and c.trace.makespan_ns:
-            raise InvariantError(
-                f"{left} bytes of {device.name} were left at the end; {resident} are resident"
-            )
-        # Allocators round up: resident tensors hold as much as they were given at the beginning.
-        held = int(log["change"][here[log["iteration"][here] == UNSET]].sum())
-        left = int(log["change"][here].sum())
-        if left not in (held, 0):
-            raise InvariantError(
-                f"{left} bytes of {device.name}, rounded up, were left at the end; {held} are resident"
-            )
+    left = int(log["requested"][-1:].sum())
+    # A run that takes no time holds nothing for long
+    if left not in (resident, 0) and c.trace.makespan_ns:
+        raise InvariantError(f"{left} bytes of {device.name} were left at the end; {resident} are resident")
+    # Allocators round up: resident tensors hold as much as they were given at the beginning.
+    held = int(log["change"][log["iteration"] == UNSET].sum())
+    left = int(log["change"].sum())
+    if left not in (held, 0):
+        raise InvariantError(
+            f"{left} bytes of {device.name}, rounded up, were left at the end; {held} are resident"
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -225,11 +227,9 @@ def launch_queues_hold_what_they_can(c: Columns) -> None:
         here = here[np.argsort(c.issue[here], kind="stable")]
         over = np.searchsorted(np.sort(c.end[here]), c.issue[here], side="right")
         outstanding = np.searchsorted(c.issue[here], c.issue[here], side="right") - over
-
-        def tell(k: int, rows: IntArray = here, count: IntArray = outstanding) -> str:
-            return (
-                f"{count[k]} launches were outstanding when {c.task(rows[k])} was issued at "
-                f"{c.issue[rows[k]]} ns; the queue of {c.device_name(c.device[rows[k]])} holds fewer"
+        k = int(outstanding.argmax()) if len(here) else 0
+        if len(here) and outstanding[k] > device.queue_depth:
+            raise InvariantError(
+                f"{outstanding[k]} launches were outstanding when {c.task(here[k])} was issued at "
+                f"{c.issue[here[k]]} ns; the queue of {device.name} holds fewer"
             )
-
-        refuse(outstanding > device.queue_depth, tell)

@@ -234,14 +234,11 @@ def names_in_bars(
     slots = roomy[slot[roomy] != UNSET].tolist()
     numbered = any(len(texts(k)[0]) * _WIDTH * _LARGEST_IN_BAR > room[k] for k in slots)
 
-    def name_lines(k: int) -> list[str]:
-        return [str(slot[k])] if numbered and slot[k] != UNSET else texts(k)
-
     write_names(
         ax,
         bars,
-        by_turns(roomy, bars.kind[roomy], length[roomy])[:_MOST],
-        name_lines,
+        roomy[np.argsort(-length[roomy], kind="stable")][:_MOST],
+        lambda k: [str(slot[k])] if numbered and slot[k] != UNSET else texts(k),
         fills,
         until=until,
         lane_points=lane_points,
@@ -262,15 +259,6 @@ def forms(name: str, device: str = "") -> list[str]:
     parts = name.split("/")
     rests = ("/".join(parts[k:]) for k in range(1, len(parts)))
     return [name, *(rest for rest in rests if rest and not rest.isdecimal())]
-
-
-def by_turns(bars: IntArray, kind: IntArray, length: IntArray) -> IntArray:
-    """Return bars in naming order: the longest of each kind, then the second longest of each, ..."""
-    order = np.lexsort((-length, kind))
-    sizes = np.bincount(kind[order])
-    first = np.cumsum(sizes) - sizes
-    turn = np.arange(len(order)) - first[kind[order]]
-    return bars[order[np.lexsort((-length[order], turn))]]
 
 
 def write_names(

@@ -23,7 +23,7 @@ from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
 from sim.base.errors import InputError, UnknownNameError
 from sim.plot import compare_gantt, gantt, memory, save, utilisation
-from sim.plot.bar_polygons import by_turns, points_of
+from sim.plot.bar_polygons import points_of
 from sim.plot.bars import arrows_of, bars_of
 from sim.plot.figure import time_unit
 from sim.plot.html import gantt_data
@@ -308,12 +308,6 @@ def test_a_kind_has_the_colour_of_its_name_whatever_else_is_there() -> None:
     together = colours_of([_pipeline(*kinds)])
     for kind in kinds:
         assert together[kind] == colours_of([_pipeline(kind, "F", "matmul")])[kind] == colour_of(kind)
-
-
-def test_every_kind_gets_names_where_there_are_many_bars() -> None:
-    kind = np.array([0] * 5 + [1] * 5)
-    order = by_turns(np.arange(10), kind, np.array([10] * 5 + [90] * 5))
-    assert sorted(kind[order[:4]].tolist()) == [0, 0, 1, 1]
 
 
 def test_what_takes_no_time_is_not_in_the_legend() -> None:
