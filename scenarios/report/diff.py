@@ -98,26 +98,12 @@ class Answer:
             "changed_duration": int(d.resized.sum()),
             "changed_lane": int(d.relaned.sum()),
             "first_moved": None if why is None else self._first(why),
-            "moved_most": [
-                {"by_ns": move.by_ns, "ops": move.ops, "first": self._pair(move.first)}
-                for move in d.moves(self.top)
-            ],
+            "moved_most": [{**move, "first": self._pair(move["first"])} for move in d.moves(self.top)],
             "moved_by_themselves": None if self.own_ns is None else self._own(self.own_ns),
             "only_a": self._only(d.a, d.only_a),
             "only_b": self._only(d.b, d.only_b),
             "durations": [
-                {
-                    "kind": one.kind,
-                    "ops": one.ops,
-                    "a_ns": one.a_ns,
-                    "b_ns": one.b_ns,
-                    "changed_most": {
-                        **self._pair(one.most),
-                        "a_lasted_ns": int(d.a.lasted_ns[d.pairs.a[one.most]]),
-                        "b_lasted_ns": int(d.b.lasted_ns[d.pairs.b[one.most]]),
-                    },
-                }
-                for one in d.kinds(self.top)
+                one | {"changed_most": self._durations(one["changed_most"])} for one in d.kinds(self.top)
             ],
             "idle": {
                 device: {reason: _both(both) for reason, both in reasons.items()}
@@ -148,6 +134,11 @@ class Answer:
         a, b = int(d.pairs.a[k]), int(d.pairs.b[k])
         both = {"kind": d.a.kind_of(a), "iteration": int(d.a.iteration[a])}
         return {**both, "a": _start(d.a, a), "b": _start(d.b, b)}
+
+    def _durations(self, k: int) -> dict[str, Any]:
+        d = self.differences
+        a_ns, b_ns = int(d.a.lasted_ns[d.pairs.a[k]]), int(d.b.lasted_ns[d.pairs.b[k]])
+        return {**self._pair(k), "a_lasted_ns": a_ns, "b_lasted_ns": b_ns}
 
     def _only(self, schedule: OpSchedule, rows: IntArray) -> dict[str, Any]:
         """Return the number of rows in only one schedule, and the ops among them that take longest."""

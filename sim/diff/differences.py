@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -233,45 +233,6 @@ def _pairs(pairs: list[tuple[int, int]], by: str) -> Pairs:
 # ----------------------------------------------------------------------------------------------------------
 
 
-class Move(NamedTuple):
-    """Ops that moved by the same time.
-
-    Attributes
-    ----------
-    by_ns : int
-        How much later they start in B.
-    ops : int
-        Number of ops.
-    first : int
-        Position in `Differences.pairs` of the op that starts first.
-    """
-
-    by_ns: int
-    ops: int
-    first: int
-
-
-class KindChange(NamedTuple):
-    """Durations of the ops of one kind that are in both schedules.
-
-    Attributes
-    ----------
-    kind : str
-    ops : int
-        Number of ops that last longer or shorter.
-    a_ns, b_ns : int
-        Total duration of all ops of the kind.
-    most : int
-        Position in `Differences.pairs` of the op that changed most.
-    """
-
-    kind: str
-    ops: int
-    a_ns: int
-    b_ns: int
-    most: int
-
-
 @dataclass(frozen=True, eq=False)
 class Differences:
     """The differences between two schedules.
@@ -360,19 +321,20 @@ class Differences:
         rank[np.lexsort(keys[::-1])] = np.arange(len(rank))
         return rank
 
-    def moves(self, top: int) -> list[Move]:
-        """Return the largest moves; ops that moved by the same time form one entry.
+    def moves(self, top: int) -> list[dict[str, int]]:
+        """Return the largest moves, at most `top`; ops that moved by the same time form one entry.
 
-        Parameters
-        ----------
-        top : int
-            Maximum number of entries.
+        Returns
+        -------
+        list of dict
+            ``by_ns``: how much later they start in B; ``ops``: their number; ``first``: position in `pairs`
+            of the one that starts first.
         """
         at = np.flatnonzero(self.moved)
         at = at[np.argsort(self._rank[at])]
         each, first, count = np.unique(self.moved_ns[at], return_index=True, return_counts=True)
         largest = np.lexsort((first, -np.abs(each)))[:top].tolist()
-        return [Move(int(each[k]), int(count[k]), int(at[first[k]])) for k in largest]
+        return [{"by_ns": int(each[k]), "ops": int(count[k]), "first": int(at[first[k]])} for k in largest]
 
     def largest(self, ns: IntArray, top: int) -> list[int]:
         """Return the positions of the pairs with the largest differences, without those of 0.
@@ -388,24 +350,26 @@ class Differences:
         order: list[int] = at[np.lexsort((self._rank[at], -np.abs(ns[at])))][:top].tolist()
         return order
 
-    def kinds(self, top: int) -> list[KindChange]:
-        """Return the kinds whose ops last longer or shorter, the largest total change first.
+    def kinds(self, top: int) -> list[dict[str, Any]]:
+        """Return the kinds whose ops last longer or shorter, at most `top`, the largest total change first.
 
-        Parameters
-        ----------
-        top : int
-            Maximum number of kinds.
+        Returns
+        -------
+        list of dict
+            ``kind``; ``ops``: how many last longer or shorter; ``a_ns``, ``b_ns``: total duration of all ops
+            of the kind; ``changed_most``: position in `pairs` of the op that changed most.
         """
-        found: list[KindChange] = []
+        found: list[dict[str, Any]] = []
         kind_of_pair = self.a.kind[self.pairs.a]
         for kind in np.unique(kind_of_pair[self.resized]).tolist():
             of_kind = kind_of_pair == kind
             changed = of_kind & self.resized
             (most,) = self.largest(np.where(changed, self.longer_ns, 0), 1)
-            a_ns = int(self.a.lasted_ns[self.pairs.a[of_kind]].sum())
-            b_ns = int(self.b.lasted_ns[self.pairs.b[of_kind]].sum())
-            found.append(KindChange(self.a.kinds[kind], int(changed.sum()), a_ns, b_ns, most))
-        found.sort(key=lambda one: (-abs(one.b_ns - one.a_ns), one.kind))
+            told = {"kind": self.a.kinds[kind], "ops": int(changed.sum())}
+            told["a_ns"] = int(self.a.lasted_ns[self.pairs.a[of_kind]].sum())
+            told["b_ns"] = int(self.b.lasted_ns[self.pairs.b[of_kind]].sum())
+            found.append(told | {"changed_most": most})
+        found.sort(key=lambda one: (-abs(one["b_ns"] - one["a_ns"]), one["kind"]))
         return found[:top]
 
 

@@ -520,7 +520,7 @@ def _first(d: Differences, golden: str) -> list[str]:
         told = f"the first to move is {d.b.name_of(why.b)}, which starts at {now}, not {then}"
         return [told + ":" * bool(why.chain), *(f"  {line}" for line in why.chain)]
     if d.resized.any():
-        k = d.kinds(1)[0].most
+        k = d.kinds(1)[0]["changed_most"]
         a, b = int(d.pairs.a[k]), int(d.pairs.b[k])
         now, then = told_apart(int(d.b.lasted_ns[b]), int(d.a.lasted_ns[a]))
         return [f"{d.b.name_of(b)} lasts {now}, not {then}"]

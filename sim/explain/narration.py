@@ -310,7 +310,7 @@ def _kinds_line(f: DerivedColumns, path: list[PathStep]) -> list[str]:
 def _device_lines(f: DerivedColumns) -> list[str]:
     use, reasons, whole = time_use(f), idle_reasons(f), f.to_ns - f.from_ns
     used = None if f.part else used_core_ns(f.trace)
-    alike: dict[str, list[str]] = {}
+    told: list[tuple[str, str]] = []
     tasks = np.bincount(f.device, minlength=len(f.devices))
     for d, device in enumerate(f.devices):
         if not tasks[d] or device.name not in use:
@@ -322,9 +322,8 @@ def _device_lines(f: DerivedColumns) -> list[str]:
         why = sorted((-ns, word) for word, ns in reasons[device.name].items() if word not in WORD_OF_REASON)
         if why:
             share["wait"] += f" ({', '.join(f'{word} {_percent(-ns, whole).strip()}' for ns, word in why)})"
-        told = "   ".join(f"{word} {value}" for word, value in share.items())
-        alike.setdefault(told, []).append(device.name)
-    lines = ["Devices", *(f"  {_who(names)} {told}" for told, names in alike.items())]
+        told.append(("   ".join(f"{word} {value}" for word, value in share.items()), device.name))
+    lines = ["Devices", *(f"  {_who(names)} {shares}" for shares, names in group_pairs(told).items())]
     unused = unused_devices(f.trace) if f.at_device is None else []
     return [*lines, f"  unused: {', '.join(unused)}"] if unused else lines
 

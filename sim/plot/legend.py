@@ -12,6 +12,7 @@ Pictures (`handles_of`) and pages (`sim.plot.html`) show the same entries.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from textwrap import fill
@@ -60,15 +61,13 @@ def colours_of(traces: Sequence[Record]) -> dict[str, str]:
     traces : sequence of Trace
         All traces that are shown together.
     """
-    busy: dict[str, int] = {}
+    busy = Counter[str]()
     for trace in traces:
         kinds, of = coloured_by(trace.job.graph)
-        busy = dict.fromkeys(trace.job.graph.kinds, 0) | busy
-        code = of[trace.tasks["op"]]
         lasted = np.zeros(len(kinds), np.int64)
-        np.add.at(lasted, code, trace.tasks["end_ns"] - trace.tasks["start_ns"])
-        for kind, ns in zip(kinds, lasted.tolist(), strict=True):
-            busy[kind] = busy.get(kind, 0) + ns
+        np.add.at(lasted, of[trace.tasks["op"]], trace.tasks["end_ns"] - trace.tasks["start_ns"])
+        busy.update(dict.fromkeys(trace.job.graph.kinds, 0))
+        busy.update(dict(zip(kinds, lasted.tolist(), strict=True)))
     longest_first = sorted(busy, key=lambda kind: (-busy[kind], kind))
     return {kind: colour_of(kind) for kind in (*longest_first, WAITING, LAUNCH, TRANSFER)}
 
@@ -83,12 +82,11 @@ def legend_of(bars: Sequence[Bars], colours: Mapping[str, str]) -> list[Entry]:
     colours : mapping of str to str
         The result of `colours_of`.
     """
-    seen: dict[str, int] = {}
+    seen = Counter[str]()
     for each in bars:
-        ns = np.bincount(each.kind, each.end - each.start, len(each.kinds)).tolist()
-        for kind, of_kind in zip(each.kinds, ns, strict=True):
-            seen[kind] = seen.get(kind, 0) + int(of_kind)
-    return entries_of({kind: ns for kind, ns in seen.items() if ns}, colours)
+        ns = np.bincount(each.kind, each.end - each.start, len(each.kinds)).astype(np.int64)
+        seen.update(dict(zip(each.kinds, ns.tolist(), strict=True)))
+    return entries_of(+seen, colours)
 
 
 def entries_of(times: Mapping[str, int], colours: Mapping[str, str], most: int = MOST) -> list[Entry]:

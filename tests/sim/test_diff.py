@@ -144,8 +144,8 @@ def test_an_op_that_lasts_longer_moves_what_needs_it() -> None:
     assert not d.only_a.size
     assert not d.only_b.size
     assert d.first == 1
-    assert [(move.by_ns, move.ops, move.first) for move in d.moves(5)] == [(3, 2, 1)]
-    assert [(one.kind, one.ops, one.a_ns, one.b_ns) for one in d.kinds(5)] == [("op", 1, 17, 20)]
+    assert d.moves(5) == [{"by_ns": 3, "ops": 2, "first": 1}]
+    assert [tuple(one.values())[:4] for one in d.kinds(5)] == [("op", 1, 17, 20)]
     found = why(d)
     assert found.chain == (
         "in B at 4 ns 'b' needs 'a', which runs on gpu0/0",
