@@ -2,9 +2,7 @@
 
 A table is rows of (shape, latency). Latencies span five decades and shapes go up by factors, so everything
 happens in logarithms: between two neighbours the table follows a power law, at a measured shape it says
-exactly what was measured, and outside the neighbours it warns (:class:`ExtrapolationWarning`). It warns too
-where the neighbours contradict one another, so that what lies between them may be off by more than a factor
-of 2 (:class:`devices.cost.unreliable.UnreliableCostWarning`)::
+exactly what was measured, and outside the neighbours it warns (:class:`ExtrapolationWarning`)::
 
     log latency        o measured
       |            ?.o          inside: between the neighbours
@@ -26,47 +24,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from devices.cost.kriging import Kriging
 from devices.cost.measured import NOTHING_SAID, Measured, read_record, well_formed
-from devices.cost.unreliable import UnreliableCostWarning
 from sim.base.arrays import BoolArray, FloatArray, IntArray
 from sim.base.errors import InputError, UnknownNameError
 
 _LOG_LIMIT = float(np.log(2.0**63)) - 1e-6
-_ROUGH: Final = float(np.log(2)) / 4
-"""Standard error of a logarithm at which a table is rough: a factor of 2 is four of them away."""
 
 
 class ExtrapolationWarning(UserWarning):
     """A table was asked beyond what was measured around the shape."""
-
-
-class Estimate(NamedTuple):
-    """What a table says of many shapes.
-
-    Attributes
-    ----------
-    latency_ns : ndarray of int64, shape (n,)
-    outside : ndarray of bool, shape (n,)
-        True where the shape is extrapolated.
-    error : ndarray of float, shape (n,)
-        Standard error of the latency's logarithm (0.1 is about 10 %), judged by how well the neighbours
-        predict one another; 0 at measured shapes, and where too few are near to judge by.
-    """
-
-    latency_ns: IntArray
-    outside: BoolArray
-    error: FloatArray
-
-    @property
-    def rough(self) -> BoolArray:
-        """Which shapes have neighbours that contradict one another: a factor of 2 is within four errors."""
-        return self.error > _ROUGH
 
 
 @dataclass(frozen=True)
@@ -224,8 +196,6 @@ class CostTable:
         -----
         ExtrapolationWarning
             A shape lies outside the box of the measured shapes nearest to it.
-        UnreliableCostWarning
-            The measured shapes around one contradict one another: it may be off by more than a factor of 2.
         """
         names = [axis.name for axis in self.axes]
         for name in sizes:
@@ -241,31 +211,22 @@ class CostTable:
                 raise InputError(f"{name} must be whole, not {column.dtype}")
         asked = np.stack([column.astype(np.int64).ravel() for column in columns], axis=1)
         distinct, back = np.unique(asked, axis=0, return_inverse=True)
-        estimate = self.estimate(distinct)
-        where, rough = f"the table of {self.kind!r} on {self.device!r}", estimate.rough & ~estimate.outside
-        if estimate.outside.any():
+        latency_ns, outside = self.estimate(distinct)
+        if outside.any():
             ends = zip(self.axes, self.shapes.min(axis=0), self.shapes.max(axis=0), strict=True)
             ranges = ", ".join(f"{axis.name} {low} to {high}" for axis, low, high in ends)
             warnings.warn(
-                f"{where} was asked for {self._in_words(distinct[estimate.outside])}, outside the measured "
-                f"shapes around it (whole table: {ranges}); the result is extrapolated with their slope",
+                f"the table of {self.kind!r} on {self.device!r} was asked for "
+                f"{self._in_words(distinct[outside])}, outside the measured shapes around it (whole table: "
+                f"{ranges}); the result is extrapolated with their slope",
                 ExtrapolationWarning,
                 stacklevel=2,
             )
-        if rough.any():
-            error = np.expm1(float(estimate.error[rough].max()))
-            warnings.warn(
-                f"{where} is unreliable around {self._in_words(distinct[rough])}: the measured shapes "
-                f"contradict one another, so expect errors of {error:.0%}, and some of more than a factor "
-                "of 2. Measure the shape itself",
-                UnreliableCostWarning,
-                stacklevel=2,
-            )
-        found = estimate.latency_ns[back.ravel()].reshape(columns[0].shape)
+        found = latency_ns[back.ravel()].reshape(columns[0].shape)
         return int(found) if found.ndim == 0 else found
 
-    def estimate(self, asked: IntArray) -> Estimate:
-        """Return the latencies of shapes, and how sure they are, without a warning.
+    def estimate(self, asked: IntArray) -> tuple[IntArray, BoolArray]:
+        """Return the latencies of shapes, and which are extrapolated, without a warning.
 
         Parameters
         ----------
@@ -282,7 +243,7 @@ class CostTable:
                 raise InputError(f"{axis.name} is {int(asked[:, column].min())}; it must be positive")
         measured, known = self._measured, list(map(tuple, asked.tolist()))
         latency = np.array([measured.get(shape, 0) for shape in known], dtype=np.int64)
-        log_ns, error, outside = np.zeros(len(asked)), np.zeros(len(asked)), np.zeros(len(asked), np.bool_)
+        log_ns, outside = np.zeros(len(asked)), np.zeros(len(asked), np.bool_)
         rows_of: dict[tuple[int, ...], list[int]] = {}
         for row in np.flatnonzero(latency == 0).tolist():
             rows_of.setdefault(tuple(asked[row, self._exact].tolist()), []).append(row)
@@ -297,12 +258,12 @@ class CostTable:
                     f"the table of {self.kind!r} on {self.device!r} has no measurement with {shown[0]}, and "
                     f"nothing can be said between variants. Measured: {'; '.join(shown[1:])}"
                 )
-            log_ns[rows], outside[rows], error[rows] = self._variants[key].at(self._position(asked[rows]))
+            log_ns[rows], outside[rows] = self._variants[key].at(self._position(asked[rows]))
         if log_ns.max(initial=0) > _LOG_LIMIT:
             worst = asked[int(log_ns.argmax())].tolist()
             raise InputError(f"the table of {self.kind!r} extrapolates to over 292 years at {worst}")
         estimated = np.floor(np.exp(log_ns) + 0.5).astype(np.int64)
-        return Estimate(np.where(latency > 0, latency, estimated), outside, error)
+        return np.where(latency > 0, latency, estimated), outside
 
     def _in_words(self, asked: IntArray) -> str:
         """Return the first of some shapes in words, and how many more there are."""

@@ -22,23 +22,12 @@ Neighbours are the nearest in *steps*: how many measured values of an axis lie b
 query in a wide gap would see only the crowded side of it and be extrapolated across::
 
     o o o o o   ?         o     nearest by distance: all on the left; by steps: from both sides
-
-How far an estimate may be off is told by the neighbours themselves: each is predicted from the others, which
-takes no more than the inverse of the matrix above (Dubrule, *Cross validation of kriging in a unique
-neighborhood*, Mathematical Geology 15, 1983)::
-
-    o     o           o
-      o . ? . o                the two next to the query are met by what the others say: a small error
-    o     o           o
-      o       .  ?  .          the one on the right lies far from it: a large error, whatever the estimate
-                       o
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -46,8 +35,6 @@ from sim.base.arrays import BoolArray, FloatArray, IntArray
 
 _NEIGHBOURS = 32  # points that an estimate uses (all, when there are fewer)
 _RIDGE = 1e-8
-_DETERMINED = 1e-6  # far above what the ridge leaves of an exact zero, far below one over a distance
-_LEAST_TO_JUDGE = 8  # neighbours beyond those that fix a plane: an error from fewer is off by over a quarter
 _NEARER = 0.1  # weight of distances among points at equal steps: decides ties, and little else
 _CHUNK = 128  # queries at a time: bounds the distance table to a few tens of MB for 30,000 points
 
@@ -85,27 +72,6 @@ def nearest_rows(points: FloatArray, queries: FloatArray, count: int) -> IntArra
     return np.nonzero(chosen)[1].reshape(len(queries), count)
 
 
-class Estimates(NamedTuple):
-    """What neighbours say of each query.
-
-    Attributes
-    ----------
-    values : ndarray, shape (q,)
-        The estimates.
-    outside : ndarray of bool, shape (q,)
-        True where the query lies outside the box of its neighbours along some axis: an extrapolation, even
-        when it falls into a corner without points inside the range of them all.
-    errors : ndarray, shape (q,)
-        The standard error of each estimate, in the unit of the values: kriging's own, scaled by how far the
-        neighbours are from what the others say of them. Each counts as much as its weight in the estimate.
-        0 where fewer than eight are left when a plane is fixed: too few to judge by.
-    """
-
-    values: FloatArray
-    outside: BoolArray
-    errors: FloatArray
-
-
 @dataclass(frozen=True, eq=False)
 class Kriging:
     """Measured values, ready to be interpolated.
@@ -122,16 +88,19 @@ class Kriging:
     On a line it is linear interpolation; beyond the end the mean slope of the neighbours goes on.
 
     >>> line = Kriging(np.array([[0.0], [1.0], [3.0]]), np.array([0.0, 10.0, 20.0]))
-    >>> found = line.at(np.array([[0.25], [2.0], [4.0]]))
-    >>> found.values.round(5).tolist(), found.outside.tolist()
+    >>> values, outside = line.at(np.array([[0.25], [2.0], [4.0]]))
+    >>> values.round(5).tolist(), outside.tolist()
     ([2.5, 15.0, 26.66667], [False, False, True])
     """
 
     points: FloatArray
     values: FloatArray
 
-    def at(self, queries: FloatArray) -> Estimates:
-        """Estimate the value at each query from the points around it.
+    def at(self, queries: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """Estimate the value at each query from the points around it, and say which lie outside.
+
+        A query lies outside the box of its neighbours along some axis: an extrapolation, even when it falls
+        into a corner without points inside the range of them all.
 
         Parameters
         ----------
@@ -139,7 +108,8 @@ class Kriging:
             Where to estimate. At a point the estimate is the measured value up to rounding.
         """
         parts = (queries[begin : begin + _CHUNK] for begin in range(0, max(len(queries), 1), _CHUNK))
-        return Estimates(*map(np.concatenate, zip(*map(self._chunk, parts), strict=True)))
+        values, outside = zip(*map(self._chunk, parts), strict=True)
+        return np.concatenate(values), np.concatenate(outside)
 
     @cached_property
     def _levels(self) -> list[FloatArray]:
@@ -159,7 +129,7 @@ class Kriging:
             steps[:, axis] = np.interp(column, levels, np.arange(len(levels))) + beyond
         return np.hstack([steps, _NEARER * places])
 
-    def _chunk(self, queries: FloatArray) -> Estimates:
+    def _chunk(self, queries: FloatArray) -> tuple[FloatArray, BoolArray]:
         count = min(_NEIGHBOURS, len(self.points))
         rows = nearest_rows(self._stepped, self._steps(queries), count)
         near, measured = self.points[rows], self.values[rows]  # (q, count, d), (q, count)
@@ -175,42 +145,14 @@ class Kriging:
         matrix[:, count + 1 :, :count] = offset.transpose(0, 2, 1)
         slopes = np.arange(count + 1, count + terms)
         matrix[:, slopes, slopes] = -_RIDGE
-        right = np.zeros((size, count + terms, 1 + count))
+        right = np.zeros((size, count + terms, 1))
         right[:, :count, 0] = -to_query
         right[:, count, 0] = 1.0
-        right[:, np.arange(count), 1 + np.arange(count)] = 1.0
-        solved = np.linalg.solve(matrix, right)[:, :count]
-        weights, inverse = solved[:, :, 0], solved[:, :, 1:]
+        weights = np.linalg.solve(matrix, right)[:, :count, 0]
 
         # The weights add up to 1; taking the mean aside makes that so beyond the solver's last digits.
         mean = measured.mean(axis=1)
         deviation = measured - mean[:, None]
         estimates = mean + (weights * deviation).sum(axis=1)
         outside = ((offset.min(axis=1) > 0) | (offset.max(axis=1) < 0)).sum(axis=1) > 0
-        if count < terms + _LEAST_TO_JUDGE:
-            return Estimates(estimates, outside, np.zeros(size))
-        variance = _variance(weights, to_query, between) * _contradiction(weights, inverse, deviation)
-        return Estimates(estimates, outside, np.sqrt(variance))
-
-
-def _variance(weights: FloatArray, to_query: FloatArray, between: FloatArray) -> FloatArray:
-    """Return kriging's variance of the estimates: by geometry alone, per unit of the variogram."""
-    own = _RIDGE * (1 + (weights**2).sum(axis=1))  # of the query and of the neighbours
-    among = (weights[:, None, :] @ between @ weights[:, :, None])[:, 0, 0]
-    found: FloatArray = np.maximum(own + 2 * (weights * to_query).sum(axis=1) - among, 0)
-    return found
-
-
-def _contradiction(weights: FloatArray, inverse: FloatArray, deviation: FloatArray) -> FloatArray:
-    """Return by how much the variance of neighbours exceeds the variogram's, as the others predict them.
-
-    With K the matrix of the module's docstring, leaving point i out gives it the error (K^-1 z)_i / (K^-1)_ii
-    and the variance 1 / (K^-1)_ii. A point that the others do not determine has a 0 there, and says nothing.
-    """
-    pull = (inverse @ deviation[:, :, None])[:, :, 0]
-    own = np.diagonal(inverse, axis1=1, axis2=2)
-    known = own > _DETERMINED
-    ratio = np.where(known, pull**2 / np.where(known, own, 1), 0)
-    share = np.abs(weights)
-    found: FloatArray = (share * ratio).sum(axis=1) / share.sum(axis=1)  # weights add up to 1: never 0
-    return found
+        return estimates, outside

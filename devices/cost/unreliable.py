@@ -1,8 +1,8 @@
 """Warnings of costs that may be off by more than a factor of 2.
 
-A fitted model says how sure it is of each op (:mod:`devices.cost.kernel_costs`), a table measures how far its
-neighbours contradict one another (:mod:`devices.cost.cost_table`). A plain roofline knows no launch, no share
-of the peak that kernels reach, and no time in which computing and moving do not overlap: it is a lower bound.
+A fitted model says how sure it is of each op (:mod:`devices.cost.kernel_costs`). A plain roofline knows no
+launch, no share of the peak that kernels reach, and no time in which computing and moving do not overlap: it
+is a lower bound.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from __future__ import annotations
 class UnreliableCostWarning(UserWarning):
     """A cost may be wrong by more than a factor of 2."""
 
-
-class _OfASubject(UnreliableCostWarning):
     def __init__(self, message: str, subject: str) -> None:
         super().__init__(message)
         self.subject = subject
 
 
-class PlainRooflineWarning(_OfASubject):
+class PlainRooflineWarning(UnreliableCostWarning):
     """Ops of a real device take its plain roofline.
 
     Attributes
@@ -28,7 +26,7 @@ class PlainRooflineWarning(_OfASubject):
     """
 
 
-class BorrowedRateWarning(_OfASubject):
+class BorrowedRateWarning(UnreliableCostWarning):
     """Ops compute at the rate of another data type, as their device has none for their own.
 
     Attributes
@@ -38,7 +36,7 @@ class BorrowedRateWarning(_OfASubject):
     """
 
 
-class UnusedTableWarning(_OfASubject):
+class UnusedTableWarning(UnreliableCostWarning):
     """No op takes its duration from a measured table that a device has.
 
     Attributes
