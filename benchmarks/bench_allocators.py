@@ -15,8 +15,7 @@ from functools import partial
 import pytest
 from measure import cost, seconds
 
-from devices.memory import Allocator, Block, PlannedAllocator, make_allocator
-from devices.memory.planned import Lifetime, plan_greedy
+from devices.memory import Allocator, Block, MemoryEvent, PlannedAllocator, make_allocator
 
 LIVE = 10_000
 PAIRS = 50_000
@@ -53,9 +52,7 @@ def churn(allocator: Allocator, live: list[Block], plan: list[tuple[int, int]]) 
 
 def test_planned_pairs_at_10000_live_blocks() -> None:
     rng = random.Random(0)
-    planned = PlannedAllocator(
-        plan_greedy([Lifetime(rng.randint(1, 1 << 20), 0, 0) for _ in range(LIVE)]), range(LIVE)
-    )
+    planned = PlannedAllocator(MemoryEvent("alloc", i, rng.randint(1, 1 << 20)) for i in range(LIVE))
     live = [planned.alloc(1, owner=i) for i in range(LIVE)]
     plan = [rng.randrange(LIVE) for _ in range(PAIRS)]
 

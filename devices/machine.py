@@ -341,7 +341,7 @@ def _collectives(
     over: Mapping[str, Any], base: Mapping[str, Any], devices: Sequence[Device], origin: Origin
 ) -> CollectiveModel:
     """Return the model of collectives from the description, or else its preset."""
-    from devices.collectives.registry import make_collectives, of_preset
+    from devices.collectives.nccl_model import make_collectives, of_preset
 
     with error_path("machine", "collectives"):
         model = make_collectives(over.get("collectives", base.get("collectives", {})), origin)

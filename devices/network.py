@@ -325,17 +325,16 @@ class Carrier:
         flow = context.flow
         self._n_ops = flow.n_ops
         self._nbytes: list[int] = flow.nbytes.tolist()
-        ways = find_ways(context.job, flow)
-        self._ways: list[Way] = [ways.each[k] for k in ways.of.tolist()]
+        ways, of, self._bandwidth = find_ways(context.job, flow)
+        self._ways: list[Way] = [ways[k] for k in of.tolist()]
         self._ways_of_messages: dict[tuple[int, int], Way] = {}
         self._turnstile: Turnstile[Task | _Message] = Turnstile()
         paces = {} if context.conditions is None else context.conditions.link_paces
-        self._paces = {link: pace for link, pace in paces.items() if link in ways.bandwidth_bytes_per_s}
-        self._bandwidth = ways.bandwidth_bytes_per_s
-        self._flows = FairFlows(context, ways.bandwidth_bytes_per_s, self._on_arrival, self._parts())
-        for way in ways.each:
+        self._paces = {link: pace for link, pace in paces.items() if link in self._bandwidth}
+        self._flows = FairFlows(context, self._bandwidth, self._on_arrival, self._parts())
+        for way in ways:
             if way.each is not None:
-                self._add_connection(way, way.shared[0], ways.bandwidth_bytes_per_s[way.shared[0]])
+                self._add_connection(way, way.shared[0], self._bandwidth[way.shared[0]])
         self._watched: set[int] = set()  # links whose next change is awaited
         self._changes_in_vain = 0
 

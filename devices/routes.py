@@ -196,32 +196,23 @@ class Way(NamedTuple):
         return self.latency_ns - (-nbytes * NS_PER_S // self.bandwidth_bytes_per_s)
 
 
-class Ways(NamedTuple):
-    """The ways of a job's transfers.
-
-    Attributes
-    ----------
-    each : list of Way
-        One entry per route in use.
-    of : array
-        Index of each transfer's way.
-    bandwidth_bytes_per_s : dict of int to int
-        Bandwidth of each entry of `Way.shared`: links that have one, and limited connections
-        (`sim.job.transfers.connection_bytes_per_s`).
-    """
-
-    each: list[Way]
-    of: IntArray
-    bandwidth_bytes_per_s: dict[int, int]
-
-
-def find_ways(job: Job, flow: Flow) -> Ways:
+def find_ways(job: Job, flow: Flow) -> tuple[list[Way], IntArray, dict[int, int]]:
     """Return the ways of a job's transfers.
 
     Parameters
     ----------
     job : Job
     flow : Flow
+
+    Returns
+    -------
+    list of Way
+        One entry per route in use.
+    array
+        Index of each transfer's way.
+    dict of int to int
+        Bandwidth of each entry of `Way.shared`, in bytes/s: links that have one, and limited connections
+        (`sim.job.transfers.connection_bytes_per_s`).
 
     Raises
     ------
@@ -245,7 +236,7 @@ def find_ways(job: Job, flow: Flow) -> Ways:
         if most is not None:
             bandwidth[connection] = most
         each.append(_way(machine, source, destination, route, most, connection))
-    return Ways(each, of, bandwidth)
+    return each, of, bandwidth
 
 
 def way_of_message(

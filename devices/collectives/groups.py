@@ -90,23 +90,27 @@ class Fabric:
 
     def hop_ns(self, kind: CollectiveKind) -> float:
         """Return the latency of a message."""
-        return self.latency_ns.get(kind, self.latency_ns.get("default", 0.0))
+        return _of(self.latency_ns, kind, 0, 0.0)
 
     def call_ns(self, kind: CollectiveKind, ranks: int) -> float:
         """Return what a call takes besides its messages."""
-        by_kind = self.fixed_ns.get(kind, self.fixed_ns.get("default", 0.0))
-        return self.fixed_ns.get(f"{kind}/{ranks}", by_kind)
+        return _of(self.fixed_ns, kind, ranks, 0.0)
 
     def rate(self, kind: CollectiveKind, ranks: int) -> float:
         """Return how many bytes/s of a rank pass."""
-        names = (f"{kind}/{ranks}", kind, f"default/{ranks}", "default")
-        return self.bandwidth * next((self.efficiency[n] for n in names if n in self.efficiency), 1.0)
+        return self.bandwidth * _of(self.efficiency, kind, ranks, 1.0)
 
     def time_ns(self, kind: CollectiveKind, nbytes: int, ranks: int) -> float:
         """Return the time of a collective whose ranks this connects."""
         steps = 1 if kind == "send" else _ROUNDS[kind] * (ranks - 1)
         sent = steps * nbytes * NS_PER_S / (self.rate(kind, ranks) * (1 if kind == "send" else ranks))
         return steps * self.hop_ns(kind) + self.call_ns(kind, ranks) + sent
+
+
+def _of(table: Mapping[str, float], kind: CollectiveKind, ranks: int, usual: float) -> float:
+    """Return the number of a kind among so many ranks, else of the kind, else of all others."""
+    names = (f"{kind}/{ranks}", kind, f"default/{ranks}", "default")
+    return next((table[name] for name in names if name in table), usual)
 
 
 @dataclass(frozen=True)

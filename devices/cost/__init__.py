@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final
 from sim.base.startup import lazy
 
 if TYPE_CHECKING:
-    from devices.cost.cost_table import Axis, CostTable, load_table, save_table
+    from devices.cost.calibration import load_table, save_table
+    from devices.cost.cost_table import Axis, CostTable
     from devices.cost.kernel_costs import FittedCost, load_fits
     from devices.cost.kernel_model import shift_model
 
@@ -29,7 +30,8 @@ __all__ = ["Axis", "CostTable", "FittedCost", "load_fits", "load_table", "save_t
 _NAMES: Final = {
     "kernel_costs": ("FittedCost", "load_fits"),
     "kernel_model": ("shift_model",),
-    "cost_table": ("Axis", "CostTable", "load_table", "save_table"),
+    "calibration": ("load_table", "save_table"),
+    "cost_table": ("Axis", "CostTable"),
 }
 
 __getattr__ = lazy(__name__, {n: f"{__name__}.{module}" for module, names in _NAMES.items() for n in names})

@@ -132,12 +132,12 @@ def _make_fitted(
 ) -> FittedCost:
     """Return a GPU's kernels, with the fits of its preset, or of the GPU `like`.
 
-    If that is a file of `devices.cost.own_kernels`, they move towards what was measured. Kinds whose loss
+    If that is a file of `devices.cost.calibration`, they move towards what was measured. Kinds whose loss
     the description gives are left to the roofline.
     """
+    from devices.cost.calibration import read_kernels
     from devices.cost.kernel_costs import FittedCost, sheet_of
     from devices.cost.kernel_fits import KernelFits, fits
-    from devices.cost.own_kernels import read_kernels
 
     if values.get("kind") != "gpu":
         raise InputError("it is for GPUs")

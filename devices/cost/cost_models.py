@@ -383,7 +383,7 @@ class TableCost(CostModel):
 
     An op is looked up if its attributes have a whole number for every axis of the table: ``m``, ``n`` and
     ``k`` for a matrix product. An op without them, or with a data type not measured, is unknown. Overhead
-    that a table includes but the device also adds is subtracted (`devices.cost.measured`).
+    that a table includes but the device also adds is subtracted (`devices.cost.cost_table`).
 
     Attributes
     ----------

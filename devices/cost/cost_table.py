@@ -10,29 +10,250 @@ exactly what was measured, and outside the neighbours it warns (:class:`Extrapol
       |  ? - o                  outside: the neighbours' slope goes on, and a warning says so
       +-------------- log size
 
-Interpolation is explained in :mod:`devices.cost.kriging`; it treats full grids, grids with holes and
+Interpolation (`Kriging`) treats full grids, grids with holes and
 scattered shapes alike.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import gzip
-import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from devices.cost.kriging import Kriging
-from devices.cost.measured import NOTHING_SAID, Measured, read_record, well_formed
+from devices.describe.field_types import dtype_name
+from devices.describe.fields import Field, read_fields
 from sim.base.arrays import BoolArray, FloatArray, IntArray
 from sim.base.errors import InputError, UnknownNameError
+from sim.graph.graph import Graph
+from sim.machine.device import Device
+
+# ----------------------------------------------------------------------------------------------------------
+# What measured durations are of: the data types of the ops, and what is in a duration besides the kernel.
+#
+# A kernel that is measured in a chain, back to back with others, has in its time the pause before the next. A
+# device has that pause as its ``gap``, and counted twice, short kernels take half as long again::
+#
+#     measured, a chain of 200            |kernel|gap|kernel|gap| ...      506 us: 2.5 us each
+#     simulated with 2.5 us + gap 1.6 us  |kernel    |gap|kernel    |gap|  827 us
+#     simulated with 2.5 us - gap         |kernel|gap|kernel|gap| ...      506 us
+#
+# So a table, and a fit to one, says what it contains, and the cost model takes off what the device adds.
+
+
+class Measured(NamedTuple):
+    """What a table, or a fit to one, rests on.
+
+    Attributes
+    ----------
+    dtypes : tuple of str
+        Data types of the measured ops; empty: it does not say.
+    contains : tuple of str
+        What is in a duration besides the kernel: ``gap``, or nothing.
+    """
+
+    dtypes: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, spec: object) -> Measured:
+        """Read ``{dtypes: [bf16], contains: [gap]}``.
+
+        Raises
+        ------
+        InputError
+            Another key, or something else that a duration is said to contain.
+
+        Examples
+        --------
+        >>> Measured.read({"dtypes": ["bfloat16"], "contains": ["gap"]})
+        Measured(dtypes=('bf16',), contains=('gap',))
+        """
+        return cls(**read_fields(spec, _FIELDS, "measured"))
+
+    def to_json(self) -> dict[str, list[str]]:
+        """Return what `read` reads."""
+        return {key: list(words) for key, words in self._asdict().items() if words}
+
+    def covers(self, graph: Graph) -> BoolArray:
+        """Return which ops have a measured data type, or name none."""
+        if not self.dtypes:
+            return np.ones(len(graph), np.bool_)
+        known = np.array([dtype_name(name) in self.dtypes for name in graph.dtypes] + [True])
+        found: BoolArray = known[graph.dtype_code]  # the code of no data type is -1, which is the last
+        return found
+
+    def alone_ns(self, measured_ns: IntArray, device: Device) -> IntArray:
+        """Return durations without what the device adds to each op."""
+        return np.maximum(measured_ns - device.gap_ns, 0) if "gap" in self.contains else measured_ns
+
+
+NOTHING_SAID: Final = Measured()
+"""Of a table that does not say: any data type, and kernels alone."""
+
+
+_FIELDS: Final = {
+    "dtypes": Field("dtypes", "dtypes", "of the measured ops"),
+    "contains": Field("contains", "contents", "what is in a duration besides the kernel"),
+}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Interpolate measured values between scattered points: local kriging.
+#
+# In one dimension the method below *is* piecewise linear interpolation. In more it is what takes its place
+# when the points are no full grid (real tables have holes):
+#
+# * the value is a plane plus a deviation from it (universal kriging);
+# * the deviations of two points differ, on average, in proportion to the distance (the linear variogram);
+# * the estimate is the linear combination of the neighbouring values that is unbiased for every plane and has
+#   the least expected squared error. Measured values are met exactly.
+#
+# ::
+#
+#     [ g - D  F ] [w]   [ -d ]   D: distances between neighbours   F: [1, p - q], the plane around query q
+#     [  F'   -e ] [u] = [  f ]   d: distances to the query         f: [1, 0, ...]    estimate = w . values
+#                                 g: next to nothing, on the diagonal
+#
+# (Matheron, *Principles of geostatistics*, Economic Geology 58, 1963; Cressie, *Statistics for Spatial
+# Data*, 1993, section 3.4.) The small ``e`` on the slopes makes the slope along an axis zero where the
+# neighbours do not vary along it.
+#
+# Neighbours are the nearest in *steps*: how many measured values of an axis lie between. By distance alone, a
+# query in a wide gap would see only the crowded side of it and be extrapolated across::
+#
+#     o o o o o   ?         o     nearest by distance: all on the left; by steps: from both sides
+
+_NEIGHBOURS = 32  # points that an estimate uses (all, when there are fewer)
+_RIDGE = 1e-8
+_NEARER = 0.1  # weight of distances among points at equal steps: decides ties, and little else
+_CHUNK = 128  # queries at a time: bounds the distance table to a few tens of MB for 30,000 points
+
+
+def nearest_rows(points: FloatArray, queries: FloatArray, count: int) -> IntArray:
+    """Return the rows of the `count` points nearest to each query, in row order.
+
+    Points at equal distance are taken in row order, so that a regular grid, full of ties, gives the same
+    neighbours on every machine. Distances are compared to nine decimals for the same reason.
+
+    Parameters
+    ----------
+    points : ndarray, shape (n, d)
+    queries : ndarray, shape (q, d)
+    count : int
+        At most n.
+
+    Returns
+    -------
+    ndarray of intp, shape (q, count)
+
+    Examples
+    --------
+    >>> nearest_rows(np.array([[0.0], [1.0], [2.0], [5.0]]), np.array([[1.0]]), 2)
+    array([[0, 1]])
+    """
+    squared = np.zeros((len(queries), len(points)))
+    for axis in range(points.shape[1]):
+        squared += (queries[:, None, axis] - points[None, :, axis]) ** 2
+    squared = np.round(squared, 9)
+    limit = np.partition(squared, count - 1, axis=1)[:, count - 1 : count]
+    nearer, tied = squared < limit, squared == limit
+    wanted = count - nearer.sum(axis=1, keepdims=True)
+    chosen = nearer | (tied & (np.cumsum(tied, axis=1) <= wanted))
+    return np.nonzero(chosen)[1].reshape(len(queries), count)
+
+
+@dataclass(frozen=True, eq=False)
+class Kriging:
+    """Measured values, ready to be interpolated.
+
+    Attributes
+    ----------
+    points : ndarray, shape (n, d)
+        Where was measured, n >= 1.
+    values : ndarray, shape (n,)
+        What was measured there.
+
+    Examples
+    --------
+    On a line it is linear interpolation; beyond the end the mean slope of the neighbours goes on.
+
+    >>> line = Kriging(np.array([[0.0], [1.0], [3.0]]), np.array([0.0, 10.0, 20.0]))
+    >>> values, outside = line.at(np.array([[0.25], [2.0], [4.0]]))
+    >>> values.round(5).tolist(), outside.tolist()
+    ([2.5, 15.0, 26.66667], [False, False, True])
+    """
+
+    points: FloatArray
+    values: FloatArray
+
+    def at(self, queries: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """Estimate the value at each query from the points around it, and say which lie outside.
+
+        A query lies outside the box of its neighbours along some axis: an extrapolation, even when it falls
+        into a corner without points inside the range of them all.
+
+        Parameters
+        ----------
+        queries : ndarray, shape (q, d)
+            Where to estimate. At a point the estimate is the measured value up to rounding.
+        """
+        parts = (queries[begin : begin + _CHUNK] for begin in range(0, max(len(queries), 1), _CHUNK))
+        values, outside = zip(*map(self._chunk, parts), strict=True)
+        return np.concatenate(values), np.concatenate(outside)
+
+    @cached_property
+    def _levels(self) -> list[FloatArray]:
+        """The measured values of each axis, ascending (to twelve decimals: logarithms may differ below)."""
+        return [np.unique(np.round(column, 12)) for column in self.points.T]
+
+    @cached_property
+    def _stepped(self) -> FloatArray:
+        return self._steps(self.points)
+
+    def _steps(self, places: FloatArray) -> FloatArray:
+        """Coordinates in steps of each axis, and, at a small weight, in distances."""
+        steps = np.empty_like(places)
+        for axis, levels in enumerate(self._levels):
+            column = places[:, axis]
+            beyond = column - np.clip(column, levels[0], levels[-1])
+            steps[:, axis] = np.interp(column, levels, np.arange(len(levels))) + beyond
+        return np.hstack([steps, _NEARER * places])
+
+    def _chunk(self, queries: FloatArray) -> tuple[FloatArray, BoolArray]:
+        count = min(_NEIGHBOURS, len(self.points))
+        rows = nearest_rows(self._stepped, self._steps(queries), count)
+        near, measured = self.points[rows], self.values[rows]  # (q, count, d), (q, count)
+        offset = near - queries[:, None, :]
+        to_query = np.sqrt((offset**2).sum(axis=2))
+        between = np.sqrt(((near[:, :, None, :] - near[:, None, :, :]) ** 2).sum(axis=3))
+
+        size, terms = len(queries), 1 + self.points.shape[1]
+        matrix = np.zeros((size, count + terms, count + terms))
+        matrix[:, :count, :count] = _RIDGE * np.eye(count) - between
+        matrix[:, :count, count] = matrix[:, count, :count] = 1.0
+        matrix[:, :count, count + 1 :] = offset
+        matrix[:, count + 1 :, :count] = offset.transpose(0, 2, 1)
+        slopes = np.arange(count + 1, count + terms)
+        matrix[:, slopes, slopes] = -_RIDGE
+        right = np.zeros((size, count + terms, 1))
+        right[:, :count, 0] = -to_query
+        right[:, count, 0] = 1.0
+        weights = np.linalg.solve(matrix, right)[:, :count, 0]
+
+        # The weights add up to 1; taking the mean aside makes that so beyond the solver's last digits.
+        mean = measured.mean(axis=1)
+        deviation = measured - mean[:, None]
+        estimates = mean + (weights * deviation).sum(axis=1)
+        outside = ((offset.min(axis=1) > 0) | (offset.max(axis=1) < 0)).sum(axis=1) > 0
+        return estimates, outside
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 _LOG_LIMIT = float(np.log(2.0**63)) - 1e-6
 
@@ -68,7 +289,7 @@ class CostTable:
     """Measured latencies of one kind of op on one device.
 
     Build one with :meth:`from_rows`, which sorts the rows and merges repeated shapes, or read one with
-    :func:`devices.cost.cost_table.load_table`.
+    :func:`devices.cost.calibration.load_table`.
 
     Attributes
     ----------
@@ -271,76 +492,3 @@ class CostTable:
         first = ", ".join(f"{axis.name}={size}" for axis, size in sizes)
         others = len(asked) - 1
         return first + (f" and {others} other shape{'s' * (others > 1)}" if others else "")
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Cost tables as files: JSON with provenance, schema ``sim.cost_table/1``.
-#
-#     {"schema": "sim.cost_table/1", "device": "NVIDIA H200", "unit": "ns", "kind": "matmul",
-#      "axes": [{"name": "m", "scale": "log"}, ...],
-#      "measured": {"dtypes": ["bf16"], "contains": ["gap"]},
-#      "provenance": {"source": ..., "licence": ..., "protocol": ...},
-#      "rows": [[m, n, k, latency_ns], ...]}
-#
-# ``scale`` and ``measured`` (`devices.cost.measured`) may be left out. One row a line, to compare files.
-
-SCHEMA = "sim.cost_table/1"
-_KEYS = ("schema", "device", "unit", "kind", "axes", "measured", "provenance", "rows")
-
-
-def save_table(table: CostTable, path: str | Path) -> None:
-    """Write `table` as JSON, compressed when the name ends in ``.gz``; the same table, the same bytes."""
-    head = {
-        "schema": SCHEMA,
-        "device": table.device,
-        "unit": "ns",
-        "kind": table.kind,
-        "axes": [dataclasses.asdict(axis) for axis in table.axes],
-        "measured": table.measured.to_json(),
-        "provenance": dict(table.provenance),
-    }
-    rows = np.column_stack([table.shapes, table.latency_ns]).tolist()
-    opened = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
-    body = ",\n".join("  " + json.dumps(row) for row in rows)
-    text = f'{opened},\n "rows": [\n{body}\n ]\n}}\n'.encode()
-    target = Path(path)
-    target.write_bytes(gzip.compress(text, mtime=0) if target.suffix == ".gz" else text)
-
-
-def load_table(path: str | Path) -> CostTable:
-    """Read a table.
-
-    Raises
-    ------
-    InputError
-        The file is no such table; the message names the file and what is wrong with it.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> table = CostTable.from_rows("toy", "copy", [Axis("nbytes")], [(1024, 900)], {"source": "made up"})
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_table(table, f"{folder}/copy.json.gz")
-    ...     load_table(f"{folder}/copy.json.gz").lookup(nbytes=1024)
-    900
-    """
-    return table_of(read_record(path, "a cost table", SCHEMA), path)
-
-
-def table_of(data: Mapping[str, Any], path: str | Path) -> CostTable:
-    """Return the table that a file holds; `path` names it in messages."""
-    with well_formed(path):
-        axes = (("an axis: ", axis, ("name", "scale")) for axis in data["axes"])
-        for where, given, known in (("", data, _KEYS), *axes):
-            if unknown := sorted(set(given) - set(known)):
-                raise InputError(f"{where}unknown keys {', '.join(unknown)}; known: {', '.join(known)}")
-        if data.get("unit") != "ns":
-            raise InputError(f"'unit' must be 'ns', found {data.get('unit')!r}")
-        return CostTable.from_rows(
-            data["device"],
-            data["kind"],
-            [Axis(**axis) for axis in data["axes"]],
-            data["rows"],
-            data["provenance"],
-            measured=Measured.read(data.get("measured", {})),
-        )

@@ -23,10 +23,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from devices.cost.calibration import read_record
 from devices.cost.general_kernels import GENERAL_DEMANDS
 from devices.cost.kernel_model import ELEMENT_BYTES, Family, Model, Sheet, shift_model
 from devices.cost.language_kernels import LANGUAGE_DEMANDS
-from devices.cost.measured import read_record
 from devices.describe.dtypes import DTYPES
 from devices.presets import yaml_beside
 from sim.base.arrays import FloatArray

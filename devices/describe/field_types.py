@@ -257,11 +257,15 @@ def _part(value: object) -> Fraction:
     return Fraction(repr(units.parse_fraction(value, what="")))
 
 
-def _share(value: object) -> Fraction:
-    share = _part(value)
-    if share == 0:
-        raise InputError("must be more than 0")
-    return share
+def above_zero(each: Type) -> Type:
+    """Return the type of such a value that is not 0."""
+
+    def read(value: object) -> Any:
+        if not (found := each.read(value)):
+            raise InputError("must be more than 0")
+        return found
+
+    return replace(each, read=read)
 
 
 def _factor(value: object) -> Fraction:
@@ -272,7 +276,7 @@ def _factor(value: object) -> Fraction:
 
 def _count_or_share(value: object) -> int | Fraction:
     """Read a count (a whole number) or a share (a percentage, or a number up to 1 with a point)."""
-    return _positive(value) if isinstance(value, int) else _share(value)
+    return _positive(value) if isinstance(value, int) else _FRACTION.read(value)
 
 
 def read_list(value: object, what: str = "list") -> Sequence[Any]:
@@ -308,14 +312,8 @@ def _curve(value: object) -> dict[int, Fraction]:
     read = {}
     for key, item in value.items():  # keys of YAML are text, cores are numbers
         cores = int(key) if isinstance(key, str) and key.isdecimal() else key
-        read[_positive(cores)] = inside(str(key), _speedup, item)
+        read[_positive(cores)] = inside(str(key), above_zero(_FACTOR).read, item)
     return dict(sorted(read.items()))
-
-
-def _speedup(value: object) -> Fraction:
-    if not (read := _factor(value)):
-        raise InputError(f"{value!r} is no speed-up: nothing would ever finish")
-    return read
 
 
 def _streams(value: object) -> Any:
@@ -364,12 +362,6 @@ def _duplex(value: object) -> bool | str:
     return value
 
 
-def _chunk(value: object) -> int:
-    if not (nbytes := _SIZE.read(value)):
-        raise InputError("a chunk has one byte at least")
-    return int(nbytes)
-
-
 HALF: Final = "half"
 """Of a link's duplex: both directions share what one has."""
 
@@ -385,7 +377,8 @@ _FLOPS: Final = quantity(units.parse_flops, FLOPS, "1GFLOP")
 _WORD: Final = Type(word, "a word", {"type": "string"})
 _DTYPE: Final = Type(lambda value: dtype_name(word(value)), "bf16", {"type": "string"})
 _INTEGER: Final = Type(integer, "0", {"type": "integer"})
-_FRACTION: Final = Type(_share, "0.8 or 80%", _SHARE)
+_FACTOR: Final = Type(_factor, "0.2", {"type": "number", "minimum": 0})
+_FRACTION: Final = above_zero(Type(_part, "0.8 or 80%", _SHARE))
 
 _GENERATIONS: Final = (
     "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell_ultra", "blackwell_rtx",
@@ -430,7 +423,7 @@ TYPES: Final[Mapping[str, Type]] = {
     "fraction by dtype": by_key(_FRACTION, dtype_name),
     "generation": one_of(*_GENERATIONS),
     "part": Type(_part, "0.1 or 10%", _SHARE),
-    "factor": Type(_factor, "0.2", {"type": "number", "minimum": 0}),
+    "factor": _FACTOR,
     "positive count": Type(_positive, "4", _COUNT),
     "number of devices": at_most(16_384),  # the largest machines that train one model have about as many
     "number of lanes": _LANES,
@@ -446,7 +439,7 @@ TYPES: Final[Mapping[str, Type]] = {
     "device sharing": one_of("none", "cores", "time", "sm", "sm+dram"),
     "link sharing": _choice_type(
         ("serial", "shared", "fifo", "independent", "instant"),
-        {"chunk": replace(_SIZE, read=_chunk)},
+        {"chunk": above_zero(_SIZE)},
         "serial | shared | fifo | independent | instant, or {name: fifo, chunk: 1MiB}",
         of="fifo",
     ),

@@ -341,25 +341,29 @@ class PlannedAllocator(Allocator):
 
     Parameters
     ----------
-    plan : ArenaPlan
-        Where everything lies.
-    owners : sequence of str or int
-        Who asks for each tensor of the plan, in its order. An owner named several times has several tensors,
-        which it gets in turn, and from the first again when it comes back (the next iteration).
+    events : iterable of MemoryEvent
+        What is about to be asked for. An owner that allocates several times has several tensors, which it
+        gets in turn, and from the first again when it comes back (the next iteration).
     capacity : int, DeviceMemory or None
         Bytes of the device; None: unlimited.
+    planner : str
+        ``relay`` and ``relax`` (TVM), or ``greedy`` (by size).
+    alignment : int
+        Every tensor begins at, and is rounded up to, a multiple of so many bytes.
     name : str
         The device, in error messages.
 
     Raises
     ------
+    UnknownNameError
+        There is no such planner.
     OutOfMemoryError
         The plan is larger than the device.
 
     Examples
     --------
-    >>> plan = plan_greedy([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)])
-    >>> planned = PlannedAllocator(plan, ["a", "b", "c"])
+    >>> events = [MemoryEvent("alloc", "a", 4), MemoryEvent("alloc", "b", 6), MemoryEvent("free", "a")]
+    >>> planned = PlannedAllocator([*events, MemoryEvent("alloc", "c", 5)])
     >>> a, b = planned.alloc(4, owner="a"), planned.alloc(6, owner="b")
     >>> planned.try_alloc(5, owner="c") is None, planned.free(a)  # where "a" still lies
     (True, ())
@@ -372,13 +376,18 @@ class PlannedAllocator(Allocator):
 
     def __init__(
         self,
-        plan: ArenaPlan,
-        owners: Sequence[Owner],
+        events: Iterable[MemoryEvent],
         capacity: int | DeviceMemory | None = None,
         *,
+        planner: str = "greedy",
+        alignment: Alignment = 1,
         name: str = "device",
     ) -> None:
         super().__init__(capacity, name)
+        if planner not in PLANNERS:
+            raise UnknownNameError("memory planner", planner, PLANNERS)
+        owners, lifetimes = lifetimes_of_events(events)
+        plan = PLANNERS[planner](lifetimes, alignment)
         base = self.memory.malloc(plan.nbytes)
         if base is None:
             raise plan_too_large(plan, owners, self.memory, name)
@@ -393,41 +402,6 @@ class PlannedAllocator(Allocator):
         self._before = _tenants_before(plan)
         self._taken, self._freed = [0] * len(owners), [0] * len(owners)  # of each tensor, how often
         self._live: dict[int, tuple[Block, int]] = {}  # by address, with the tensor
-
-    @classmethod
-    def from_events(
-        cls,
-        events: Iterable[MemoryEvent],
-        capacity: int | DeviceMemory | None = None,
-        *,
-        planner: str = "greedy",
-        alignment: Alignment = 1,
-        name: str = "device",
-    ) -> PlannedAllocator:
-        """Plan for a trace that is about to be replayed.
-
-        Parameters
-        ----------
-        events : iterable of MemoryEvent
-            The trace.
-        planner : str
-            ``relay`` and ``relax`` (TVM), or ``greedy`` (by size).
-        alignment : int
-            Every tensor begins at, and is rounded up to, a multiple of so many bytes.
-        capacity, name
-            Of the device.
-
-        Raises
-        ------
-        UnknownNameError
-            There is no such planner.
-        OutOfMemoryError
-            The plan is larger than the device.
-        """
-        if planner not in PLANNERS:
-            raise UnknownNameError("memory planner", planner, PLANNERS)
-        owners, lifetimes = lifetimes_of_events(events)
-        return cls(PLANNERS[planner](lifetimes, alignment), owners, capacity, name=name)
 
     def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
         """Return the owner's place, or None while something else lies there; see `Allocator.alloc`.

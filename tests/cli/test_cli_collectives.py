@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_runner import sim
 
-from devices.collectives.registry import make_collectives
+from devices.collectives.nccl_model import make_collectives
 from devices.machine import make_machine
 from sim.machine.communicators import Call
 

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import checked, run_text
 
-from devices.collectives.flows import Flows
-from devices.collectives.formulas import Formula, ring_order
+from devices.collectives.formulas import Flows, Formula, ring_order
 from devices.machine import make_machine
 from policies.issue.program_order import InOrder
 from sim import GraphBuilder, Machine, Trace, simulate

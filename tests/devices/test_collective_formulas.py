@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.collectives.formulas import Formula, ring_order
-from devices.collectives.registry import make_collectives
+from devices.collectives.nccl_model import make_collectives
 from devices.collectives.schedules import ALGORITHMS, steps_of
 from devices.machine import make_machine
 from sim import Device, GraphBuilder, Job, Machine

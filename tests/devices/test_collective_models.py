@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.collectives.measured import MeasuredTable, read_measurements
-from devices.collectives.nccl_model import Nccl, amounts, load_rates, taken_us
+from devices.collectives.nccl_model import Nccl, amounts, load_rates, make_collectives, taken_us
 from devices.collectives.nccl_tuner import GENERATIONS, NcclTuner
-from devices.collectives.registry import make_collectives
 from devices.machine import make_machine
 from policies.issue.program_order import InOrder
 from policies.streams import Recorded

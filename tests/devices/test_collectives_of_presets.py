@@ -9,7 +9,7 @@ import pytest
 from cli_runner import sim
 
 from devices.collectives.formulas import Formula
-from devices.collectives.registry import OfPreset
+from devices.collectives.nccl_model import OfPreset
 from devices.machine import make_machine
 from scenarios.report.collective_sizes import ranks_of_nodes, row_of
 from scenarios.run.execute import run_scenario

@@ -12,8 +12,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cost.cost_table import Axis, CostTable, ExtrapolationWarning, load_table, save_table
-from devices.cost.kriging import Kriging, nearest_rows
+from devices.cost.calibration import load_table, save_table
+from devices.cost.cost_table import Axis, CostTable, ExtrapolationWarning, Kriging, nearest_rows
 from sim.base.errors import InputError, UnknownNameError
 
 LINE = [(2**i, 1000 * 3**i) for i in range(6)]

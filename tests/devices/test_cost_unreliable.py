@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from cli_runner import sim
 
-from devices.cost.cost_table import Axis, CostTable, save_table
+from devices.cost.calibration import save_table
+from devices.cost.cost_table import Axis, CostTable, Measured
 from devices.cost.cost_warnings import warn_of_plain_rooflines, warn_of_unused_tables
-from devices.cost.measured import Measured
 from devices.cost.unreliable import (
     BorrowedRateWarning,
     PlainRooflineWarning,

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.cost.calibration import save_table
 from devices.cost.cost_description import make_cost
 from devices.cost.cost_models import FirstCost, FixedCost, KindEfficiency, RooflineCost, TableCost
-from devices.cost.cost_table import Axis, CostTable, save_table
-from devices.cost.measured import Measured
+from devices.cost.cost_table import Axis, CostTable, Measured
 from devices.describe.field_types import dtype_name
 from devices.describe.fields import DEVICE_FIELDS, read_fields
 from devices.machine import make_device

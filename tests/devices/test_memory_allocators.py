@@ -20,6 +20,7 @@ from devices.memory import (
     CachingAllocator,
     CountedAllocator,
     DeviceMemory,
+    MemoryEvent,
     Owner,
     PlannedAllocator,
     PoolAllocator,
@@ -29,7 +30,6 @@ from devices.memory import (
     read_allocator,
 )
 from devices.memory.best_fit import SegmentedAllocator
-from devices.memory.planned import Lifetime, plan_greedy
 from sim.base import plugins
 from sim.base.errors import InfeasibleError, InputError, InvariantError, OutOfMemoryError, UnknownNameError
 
@@ -270,13 +270,17 @@ def test_device_memory_gives_ranges_of_the_same_size_again() -> None:
         DeviceMemory(-1)
 
 
+def alloc(owner: str, nbytes: int) -> MemoryEvent:
+    return MemoryEvent("alloc", owner, nbytes)
+
+
 def test_planned_waits_for_its_place() -> None:
-    #  6 ┌───┐┌───┐        a lives at steps 0–1, b at 1–2, c at 2–3: c goes where a was.
+    #  6 ┌───┐┌───┐        a lives at steps 0–1, b at 1–3, c at 3–4: c goes where a was.
     #    │ a ││ c │
     #  0 └┌──┴┴─┐─┘
     #     │  b  │
-    plan = plan_greedy([Lifetime(4, 0, 1), Lifetime(6, 1, 2), Lifetime(5, 2, 3)])
-    planned = PlannedAllocator(plan, ["a", "b", "c"], 1000)
+    events = [alloc("a", 4), alloc("b", 6), MemoryEvent("free", "a"), alloc("c", 5), MemoryEvent("free", "b")]
+    planned = PlannedAllocator(events, 1000)
     assert (planned.reserved, planned.device_mallocs) == (11, 1)
     for _ in range(2):  # and once more, in the next iteration
         assert planned.try_alloc(5, owner="c") is None  # it is not its turn
@@ -296,15 +300,14 @@ def test_planned_waits_for_its_place() -> None:
     with pytest.raises(InputError, match="asks for 7 bytes, and 6 were planned"):
         planned.alloc(7, owner="b")
     with pytest.raises(OutOfMemoryError, match="takes 11 B of 10 B left, before time 0"):
-        PlannedAllocator(plan, ["a", "b", "c"], 10)
+        PlannedAllocator(events, 10)
 
 
 def test_planned_gives_an_owner_its_tensors_in_turn() -> None:
-    plan = plan_greedy([Lifetime(8, 0, 0), Lifetime(4, 0, 0)])
-    planned = PlannedAllocator(plan, ["x", "x"])
+    planned = PlannedAllocator([alloc("x", 8), alloc("x", 4)])
     assert [planned.alloc(n, owner="x").address for n in (8, 4)] == [0, 8]
     # One without elements takes no turn.
-    planned = PlannedAllocator(plan_greedy([Lifetime(0, 0, 0), Lifetime(8, 1, 1)]), ["x", "x"])
+    planned = PlannedAllocator([alloc("x", 0), MemoryEvent("free", "x"), alloc("x", 8)])
     assert [planned.alloc(n, owner="x").nbytes for n in (0, 8)] == [0, 8]
 
 

@@ -120,7 +120,7 @@ def test_replay_agrees_with_plain_sums(rows: list[tuple[int, int]], kind: str) -
 @given(events_strategy, st.sampled_from(["relay", "relax", "greedy"]))
 def test_planned_replay_never_waits_and_stays_in_its_arena(rows: list[tuple[int, int]], planner: str) -> None:
     trace = toggle(rows)
-    planned = PlannedAllocator.from_events(trace, planner=planner, alignment=64)
+    planned = PlannedAllocator(trace, planner=planner, alignment=64)
     result = replay(trace, planned)
     assert result.peak_reserved <= planned.reserved
     assert (result.address % 64 == 0).all()

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import checked
 
-from devices.collectives.flows import Flows
-from devices.collectives.formulas import Formula
+from devices.collectives.formulas import Flows, Formula
 from devices.collectives.schedules import uneven
 from devices.machine import make_machine
 from policies.issue.program_order import InOrder

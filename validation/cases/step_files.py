@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
-from devices.cost.measured import well_formed
+from devices.cost.calibration import well_formed
 from sim.base.arrays import LATEST_NS
 from sim.base.errors import InputError
 from sim.base.files import write_text
