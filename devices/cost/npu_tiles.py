@@ -189,23 +189,20 @@ def blockings(
     """
     m, n, k = shape
     found: list[Blocking] = []
-    least: int | None = None
+    needs: list[int] = []
     for rows, columns, depth in product(*(_edges(size, unit) for size in shape)):
         across, down = -(-n // columns), -(-m // rows)
         tiles = across * down * -(-k // depth)
         buffers = 2 if double_buffered and tiles > 1 else 1
         sizes = (rows * depth, depth * columns, rows * columns)
         nbytes = buffers * sum(round_up(size * element_bytes, TILE_ALIGNMENT_BYTES) for size in sizes)
-        least = nbytes if least is None else min(least, nbytes)
+        needs.append(nbytes)
         if nbytes <= capacity:
             load = element_bytes * (m * k * across + k * n * down)
             found.append(Blocking((rows, columns, depth), tiles, load, element_bytes * m * n, nbytes))
     if not found:
-        have, need = (format_bytes(size, iec=True) for size in (capacity, least))
-        raise InfeasibleError(
-            f"a product of {m} x {k} by {k} x {n} does not fit a scratchpad of {have}, not even in the "
-            f"smallest blocks; {need} ({least} bytes) would do"
-        )
+        what = f"a product of {m} x {k} by {k} x {n}"
+        raise _too_small(what, capacity, min(needs), "not even in the smallest blocks")
     return found
 
 
@@ -295,10 +292,14 @@ def fewest_tiles(operands: Sequence[Operand], capacity: int, buffers: int = 2, a
         several = range(min(max(2, at_least), finest), finest)
         fits = bisect_left(several, True, key=lambda tiles: taken_bytes(operands, tiles, buffers) <= capacity)
         return several.start + fits
-    have, need = (format_bytes(nbytes, iec=True) for nbytes in (capacity, min(whole, least)))
-    raise InfeasibleError(
-        f"it does not fit a scratchpad of {have}, not even in the smallest tiles; {need} "
-        f"({min(whole, least)} bytes) would do"
+    raise _too_small("it", capacity, min(whole, least), "not even in the smallest tiles")
+
+
+def _too_small(what: str, capacity: int, need: int, how: str) -> InfeasibleError:
+    """Return an error that says how large a scratchpad would do."""
+    have, least = (format_bytes(nbytes, iec=True) for nbytes in (capacity, need))
+    return InfeasibleError(
+        f"{what} does not fit a scratchpad of {have}, {how}; {least} ({need} bytes) would do"
     )
 
 
@@ -413,10 +414,8 @@ class TiledCost(CostModel):
 
     def borrowed_rates(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
         """Return the ops that compute in no time or at another data type's rate, by their own and how."""
-        found = group_pairs(
-            ((work.dtype, how), op) for op, work, _, how in self._ops_with_rates(graph) if how
-        )
-        return found
+        lent = ((op, work.dtype, how) for op, work, _, how in self._ops_with_rates(graph) if how)
+        return group_pairs(((dtype, how), op) for op, dtype, how in lent)
 
     def _ops_with_rates(self, graph: Graph) -> Iterator[tuple[int, _Work, Fraction | None, str]]:
         """Yield the ops that have a rate, each with it and whose it is."""
@@ -562,11 +561,7 @@ class TiledCost(CostModel):
         if work.tiles is not None:
             need = taken_bytes(operands, work.tiles, buffers)
             if need > room:
-                have, least = (format_bytes(nbytes, iec=True) for nbytes in (room, need))
-                raise InfeasibleError(
-                    f"it does not fit a scratchpad of {have} in {work.tiles} tiles; {least} ({need} bytes) "
-                    "would do, or more tiles"
-                )
+                raise _too_small("it", room, need, f"in {work.tiles} tiles (more take less)")
             return work.tiles
         fewest = fewest_tiles(operands, room, buffers)
         if not self.double_buffered:

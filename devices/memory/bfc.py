@@ -100,7 +100,11 @@ class BfcAllocator(SegmentedAllocator):
         else:
             first = most
         self._region_bytes = round_up(first, ROUNDING_BYTES)
-        self._most_waste = self._waste(fragmentation_fraction)
+        self._most_waste = MAX_WASTE_BYTES  # of a chunk, before it is split (rule 3)
+        if fragmentation_fraction is not None:
+            if most is None:
+                raise InputError(f"{name}: a fragmentation_fraction is of the limit, and there is none")
+            self._most_waste = int(fragmentation_fraction * most)
         self._arena = self._arena_bytes = self._arena_used = 0
         self._contiguous = expandable_segments
         if expandable_segments:
@@ -113,14 +117,6 @@ class BfcAllocator(SegmentedAllocator):
 
     def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:
         return self._free, min(need, self._most_waste), ANY_SIZE
-
-    def _waste(self, fraction: float | None) -> int:
-        """Return how much of a chunk may be wasted before it is split (rule 3)."""
-        if fraction is None:
-            return MAX_WASTE_BYTES
-        if self.limit is None:
-            raise InputError(f"{self.name}: a fragmentation_fraction is of the limit, and there is none")
-        return int(fraction * self.limit)
 
     def _grow(self, need: int, stream: int, free: FreeList) -> Block | None:
         region = self._extend(need)

@@ -239,23 +239,18 @@ class CachingAllocator(SegmentedAllocator):
             self.waiting -= block.nbytes
             block.home.give(block)
 
-    def synchronise(self) -> None:
-        """Wait until the device is idle: every outstanding event is reached."""
-        self.synchronisations += 1
+    def empty_cache(self) -> None:
+        """Wait until the device is idle, and return every wholly free segment or page to it."""
+        self.synchronisations += 1  # every outstanding event is reached
         self._awaits, waiting = {}, self._awaits
         self.waiting = 0
         for block in waiting:
             block.home.give(block)
-
-    def empty_cache(self) -> None:
-        """Synchronise, and return every wholly free segment or page to the device."""
-        self.synchronise()
         for free in self._free_lists():
-            if isinstance(free, ExpandableList):
-                free.trim()
-                continue
             for block in free.blocks():
-                if block.prev is block.next:
+                if isinstance(free, ExpandableList):
+                    free.unmap(block)
+                elif block.prev is block.next:
                     self._drop_segment(block)
 
     def give_back(self, nbytes: int, stream: int) -> bool:
@@ -426,13 +421,8 @@ class ExpandableList(FreeList):
         self.remove(block)
         return block
 
-    def trim(self) -> None:
-        """Unmap every cached page, and release segments without any (rule 5)."""
-        for block in self.blocks():
-            self._unmap(block)
-
-    def _unmap(self, block: Block) -> None:
-        """Unmap the pages entirely inside a free block."""
+    def unmap(self, block: Block) -> None:
+        """Unmap the pages entirely inside a free block, and release its segment if it has none (rule 5)."""
         page = self._page
         begin, end = round_up(block.address, page), (block.address + block.nbytes) // page * page
         if begin >= end:

@@ -109,14 +109,11 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
     made_by = np.concatenate((graph.outputs.rows(), n + transfer))
     made = np.concatenate((graph.outputs.indices, n_tensors + transfer))
     reader = graph.inputs.rows()
-    read = _copies(flow, len(job.machine.devices), graph.inputs.indices, job.device_of[reader], n_tensors)
-    sent = flow.tensor
     own = _own_storage(job, flow, len(nbytes))
-    written = nbytes[made] > 0
+    read = _copies(flow, len(job.machine.devices), graph.inputs.indices, job.device_of[reader], n_tensors)
+    read, sent = own[read], own[flow.tensor]
+    written = (nbytes[made] > 0) & (own[made] == made)
     written[: len(graph.outputs.indices)] &= ~forwarding(graph)[graph.outputs.indices]
-    if own is not None:
-        read, sent = own[read], own[sent]
-        written &= own[made] == made
 
     there = external[read]
     resident = dict.fromkeys(zip(read[there].tolist(), job.device_of[reader[there]].tolist(), strict=True))
@@ -146,13 +143,12 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
     )
 
 
-def _offered_buffers(job: Job, flow: Flow, own: IntArray | None, without: BoolArray) -> dict[int, int]:
+def _offered_buffers(job: Job, flow: Flow, own: IntArray, without: BoolArray) -> dict[int, int]:
     """Return Send → the buffer that it offers, but for those `without` one, or with a transfer."""
     sends = rendezvous_keys(job.graph).sends
     met = sorted(sends.keys() - transfers_of(flow, sends).keys())
-    outputs = {send: int(job.graph.first_output[send]) for send in met}
-    offered = outputs if own is None else {send: int(own[output]) for send, output in outputs.items()}
-    return {send: buffer for send, buffer in offered.items() if not without[buffer]}
+    offered = zip(met, own[job.graph.first_output[met]].tolist(), strict=True)
+    return {send: buffer for send, buffer in offered if not without[buffer]}
 
 
 def _copies(flow: Flow, n_devices: int, tensor: IntArray, device: IntArray, n_tensors: int) -> IntArray:
@@ -165,20 +161,19 @@ def _copies(flow: Flow, n_devices: int, tensor: IntArray, device: IntArray, n_te
     return np.where(known[at] == key, n_tensors + at, tensor)
 
 
-def _own_storage(job: Job, flow: Flow, n_buffers: int) -> IntArray | None:
-    """Return, per buffer, the buffer whose bytes it really is (a view: another); None: there are no views."""
-    graph = job.graph
+def _own_storage(job: Job, flow: Flow, n_buffers: int) -> IntArray:
+    """Return, per buffer, the buffer whose bytes it really is (a view: another)."""
+    graph, own = job.graph, np.arange(n_buffers)
     shared = storage_of(graph)
     if (shared < 0).all():
-        return None
+        return own
     made = graph.first_output  # output 0 of each op
     ops = graph.topological_order
     ops = ops[shared[made[ops]] >= 0]
     base = _copies(flow, len(job.machine.devices), shared[made[ops]], job.device_of[ops], graph.n_tensors)
-    own = list(range(n_buffers))
     for view, tensor in zip(made[ops].tolist(), base.tolist(), strict=True):  # in order: views of views
         own[view] = own[tensor]
-    return np.array(own)
+    return own
 
 
 # ----------------------------------------------------------------------------------------------------------

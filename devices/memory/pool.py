@@ -26,10 +26,6 @@ UNLIMITED_ARENA_BYTES = 1 << 61
 """Size of an unlimited arena: more than any request."""
 
 
-def _itself(owner: Owner) -> Owner:
-    return owner
-
-
 class PoolAllocator(SegmentedAllocator):
     """One arena, allocated by best fit.
 
@@ -66,7 +62,7 @@ class PoolAllocator(SegmentedAllocator):
         *,
         alignment: Alignment = 1,
         limits: Sizes | None = None,
-        group_of: Callable[[Owner], Owner] = _itself,
+        group_of: Callable[[Owner], Owner] = lambda owner: owner,
         name: str = "device",
     ) -> None:
         super().__init__(capacity, name)

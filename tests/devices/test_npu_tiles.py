@@ -153,7 +153,9 @@ def test_too_small_is_refused_with_the_least_that_would_do() -> None:
         "1023 B, not even in the smallest tiles; 1 KiB (1024 bytes) would do"
     )
     assert duration_ns({**CORE, "scratchpad": "512B", "double_buffered": False}) == 2048
-    with pytest.raises(InfeasibleError, match=r"in 2 tiles; 2 KiB \(2048 bytes\) would do, or more tiles"):
+    with pytest.raises(
+        InfeasibleError, match=r"in 2 tiles \(more take less\); 2 KiB \(2048 bytes\) would do"
+    ):
         duration_ns({**CORE, "scratchpad": "1KiB"}, attributes={"tiles": 2})
 
 
