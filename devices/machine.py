@@ -85,16 +85,17 @@ def devices_of(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin)
         if not described:
             raise InputError("a machine needs at least one device")
         if nodes is not None:
-            all_nodes = {f"node{k}/{name}": spec for k in range(nodes) for name, spec in described.items()}
-            described = {**all_nodes, **_merge_entries(all_nodes, alone)}
-    if over.get("ideal", False):
-        ideal = {id(device): {"ideal": True, **device} for device in described.values()}
-        described = {name: ideal[id(device)] for name, device in described.items()}
+            described = {f"node{k}/{name}": spec for k in range(nodes) for name, spec in described.items()}
+            for name, spec in alone.items():
+                if name not in described:
+                    raise UnknownNameError("device", name, described)
+                described[name] = merge(described[name], _mapping(spec), DEVICE_FIELDS)
+    ideal = {"ideal": True} if over.get("ideal", False) else {}
     read: dict[int, dict[str, Any]] = {}  # devices of a count have one description
     for name, device in described.items():
         if id(device) not in read:
             with error_path("machine", "devices", entry_of(name, over)):
-                read[id(device)] = device_values(device, origin)
+                read[id(device)] = device_values({**ideal, **_mapping(device)}, origin)
     return {name: read[id(device)] for name, device in described.items()}
 
 
@@ -108,30 +109,16 @@ def entry_of(name: str, over: Mapping[str, Any]) -> str:
 
 
 def device_values(spec: object, origin: Origin) -> dict[str, Any]:
-    """Return the parsed values of a device's description and its preset."""
-    return read_fields(_with_preset(spec, origin), DEVICE_FIELDS)
-
-
-def _with_preset(spec: object, origin: Origin) -> dict[str, Any]:
-    """Return a description merged over its preset, if it names one."""
-    over = dict(_mapping(spec))
-    if "preset" not in over:
-        return over
-    preset = read_fields({"preset": over["preset"]}, DEVICE_FIELDS)["preset"]
-    with error_path("preset"):
-        base = device_preset(preset, origin)
-    if "kind" in over and over["kind"] != base.get("kind"):
-        raise InputError(f"the preset {over['preset']!r} is a {base.get('kind')}, not a {over['kind']}")
-    ideal = read_fields({"ideal": over.get("ideal", False)}, DEVICE_FIELDS)["ideal"]
-    return merge(base, over, DEVICE_FIELDS, ideal=ideal)
-
-
-def _merge_entries(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `over` merged over those of `base`, which must have them."""
-    for name in over:
-        if name not in base:
-            raise UnknownNameError("device", name, base)
-    return {name: merge(base[name], _mapping(spec), DEVICE_FIELDS) for name, spec in over.items()}
+    """Return the parsed values of a device's description, merged over its preset if it names one."""
+    values = dict(_mapping(spec))
+    own = read_fields({key: values[key] for key in ("preset", "ideal") if key in values}, DEVICE_FIELDS)
+    if "preset" in own:
+        with error_path("preset"):
+            base = device_preset(own["preset"], origin)
+        if "kind" in values and values["kind"] != base.get("kind"):
+            raise InputError(f"the preset {own['preset']!r} is a {base.get('kind')}, not a {values['kind']}")
+        values = merge(base, values, DEVICE_FIELDS, ideal=own.get("ideal", False))
+    return read_fields(values, DEVICE_FIELDS)
 
 
 def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,11 +163,7 @@ BUILDERS: Final = {"cpu": build_cpu, "gpu": build_gpu, "npu": build_npu}
 
 
 def make_device(
-    name: str,
-    spec: Mapping[str, Any],
-    *,
-    origin: Origin = NOWHERE,
-    kinds: Collection[str] | None = (),
+    name: str, spec: Mapping[str, Any], *, origin: Origin = NOWHERE, kinds: Collection[str] | None = ()
 ) -> Device:
     """Build a device from its description.
 
@@ -261,10 +244,7 @@ MOST_LANES_IN_ALL: Final = 1_000_000
 
 
 def make_machine(
-    spec: Mapping[str, Any],
-    *,
-    origin: Origin = NOWHERE,
-    kinds: Collection[str] | None = (),
+    spec: Mapping[str, Any], *, origin: Origin = NOWHERE, kinds: Collection[str] | None = ()
 ) -> Machine:
     """Build a machine from its description.
 

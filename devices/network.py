@@ -153,11 +153,7 @@ class FairFlows:
     """
 
     def __init__(
-        self,
-        context: Context,
-        capacity: Mapping[int, int],
-        arrived: Callable[[Any], None],
-        parts: int = 1,
+        self, context: Context, capacity: Mapping[int, int], arrived: Callable[[Any], None], parts: int = 1
     ) -> None:
         self._context, self._arrived = context, arrived
         self._parts, self._per_byte = parts, NS_PER_S * parts

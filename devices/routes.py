@@ -254,12 +254,7 @@ def way_of_message(
 
 
 def _way(
-    machine: Machine,
-    source: int,
-    destination: int,
-    route: tuple[int, ...],
-    most: int | None,
-    connection: int,
+    machine: Machine, source: int, destination: int, route: tuple[int, ...], most: int | None, connection: int
 ) -> Way:
     """Return the way over a route; `connection`, with limit `most`, is listed among the links."""
     crossed = [(machine.channels[k], machine.links[k]) for k in route]

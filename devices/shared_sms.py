@@ -39,15 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
 from devices.fair_sharing import Alarm
-from devices.kernel_demand import (
-    NEVER,
-    Demand,
-    HeldSms,
-    RunningKernel,
-    demands,
-    held_sms,
-    sms_in_use,
-)
+from devices.kernel_demand import NEVER, Demand, HeldSms, RunningKernel, demands, held_sms, sms_in_use
 from sim.job.context import Context
 from sim.machine.device import MANAGED, Device
 from sim.machine.task import Task

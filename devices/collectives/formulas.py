@@ -314,7 +314,6 @@ class Formula:
         """Return what may be slowest: each message of a step, and each link that they crowd."""
         found: dict[Hashable, _Part] = {}  # by the numbers of which they are made: most messages are alike
         users: dict[Hashable, list[_Part]] = {}
-        even = not isinstance(step.share, tuple)
         for a, b, share in zip(step.source.tolist(), step.destination.tolist(), step.shares, strict=True):
             links = [(k, machine.links[k]) for k in machine.route(ranks[a], ranks[b])]
             rates: dict[Hashable, int] = {
@@ -332,7 +331,7 @@ class Formula:
             fifo = [link for _, link in links if link.sharing == "fifo"]
             queues = tuple([(link.bandwidth_bytes_per_s, link.chunk_bytes) for link in fifo])
             queues += ((min(limits), None),) if fifo and limits else ()
-            key = latency_ns, slowest, queues, None if even else share
+            key = latency_ns, slowest, queues, share
             if key not in found:
                 found[key] = _alone(latency_ns, slowest, queues, share)
             for what in rates:
@@ -344,14 +343,10 @@ class Formula:
                 found[what] = _Part(sum(each.latency_ns for each in messages), whole)
             elif len(messages) > 1 and sharing in ("shared", "fifo"):
                 rate = machine.links[what].bandwidth_bytes_per_s if isinstance(what, int) else self.bandwidth
-                different = {id(each): each for each in messages}.values()
-                latest = max(different, key=lambda each: (each.latency_ns, each.again))
-                crowd = id(latest), rate, len(messages) if even else what
-                if crowd not in found:
-                    if even:
-                        shares = len(messages) * latest.share
-                    else:
-                        shares = sum((each.share for each in messages), Fraction(0))
+                alike, times = {id(each): each for each in messages}, Counter(map(id, messages))
+                latest = max(alike.values(), key=lambda each: (each.latency_ns, each.again))
+                shares = sum((n * alike[k].share for k, n in times.items()), Fraction(0))
+                if (crowd := (id(latest), rate, shares)) not in found:
                     found[crowd] = latest._replace(per_byte=shares * NS_PER_S / Fraction(rate or 1))
         return list(found.values())
 

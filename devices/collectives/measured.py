@@ -119,8 +119,7 @@ def _columns(path: str | Path, header: Sequence[str], given: Mapping[str, str]) 
         if told == ["time_us", "time_ms"]:
             us, ms = columns.values()
             raise InputError(
-                f"{path}: both {us!r} and {ms!r} are times; say columns: {{time_us: {us}}}",
-                path=("columns",),
+                f"{path}: both {us!r} and {ms!r} are times; say columns: {{time_us: {us}}}", path=("columns",)
             )
         if told:
             at[told[0]] = columns[told[0]]

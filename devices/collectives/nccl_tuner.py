@@ -16,7 +16,7 @@ Source: NVIDIA/nccl 2.30, ``src/graph/tuning.cc`` (``ncclTopoTuneModel``, ``nccl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -168,7 +168,9 @@ def search(gpu: Generation, per_node: Sequence[int]) -> SearchResult:
     """
     several = len(per_node) > 1
     each = [(_among_nodes if several else _in_a_node)(gpu, n) for n in sorted(set(per_node))]
-    ring, tree, nvls = (_weakest(channels) for channels in zip(*each, strict=True))
+    ring, tree, nvls = (
+        Channels(*map(min, zip(*channels, strict=True))) for channels in zip(*each, strict=True)
+    )  # the weakest
     count = min(ring.number, tree.number)
     ring, tree = ring._replace(number=count), tree._replace(number=count)
     made = min(_MOST, 2 * count)
@@ -179,17 +181,13 @@ def search(gpu: Generation, per_node: Sequence[int]) -> SearchResult:
     return SearchResult(ring, tree, nvls, simple_tree, not several or alone, made)
 
 
-def _weakest(channels: Iterable[Channels]) -> Channels:
-    return Channels(*(min(column) for column in zip(*channels, strict=True)))
-
-
 def _in_a_node(gpu: Generation, n: int) -> tuple[Channels, Channels, Channels]:
     total = gpu.nvlink
     best = Channels(0, 0, 0)
     for speed in gpu.speeds:
         if best.number and speed / best.inside <= 0.49:
             break
-        count = min(_MOST // 2, _fit(total, speed))
+        count = min(_MOST // 2, round(total * 1000) // round(speed * 1000))
         if count * speed > best.number * best.inside:
             best = Channels(count, speed, speed)
         if best.number * best.between >= total:
@@ -209,10 +207,6 @@ def _among_nodes(gpu: Generation, n: int) -> tuple[Channels, Channels, Channels]
         at -= 1
         inside = speeds[at]
     return ring, Channels(ring.number, inside, ring.between), _nvls(gpu, n, speeds, gpu.network)
-
-
-def _fit(total: float, speed: float) -> int:
-    return round(total * 1000) // round(speed * 1000)
 
 
 def _double_channels(gpu: Generation, found: Channels) -> Channels:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, Final, Union
+from typing import Annotated, Any, Union
 
 from pydantic import (
     AfterValidator,
@@ -124,11 +124,9 @@ Name = Annotated[
 ]
 """The name of an op, a device, a policy, ..."""
 
-_HOME: Final = "~"
-
 
 def _relative(path: str) -> str:
-    if PurePosixPath(path).is_absolute() or PureWindowsPath(path).drive or path.startswith(_HOME):
+    if PurePosixPath(path).is_absolute() or PureWindowsPath(path).drive or path.startswith("~"):
         raise fault(
             f"{path!r} is an absolute path; name it relative to the scenario (elsewhere: --allow-outside)"
         )

@@ -114,19 +114,16 @@ def make_topology(
     build = TOPOLOGIES[kind]
     taken = {name: p for name, p in parameters(build).items() if name != "wires"}
     ends = _ends(options.pop("ends", None), kinds, with_cpus=kind == "pcie")
-    for name, given in options.items():
-        if name in _LINKS and name in taken:
+    for name in ("link", "uplink", "socket_link"):
+        if name in options and name in taken:
             with error_path(name):
-                options[name] = _link(given)
+                options[name] = _link(options[name])
     wires = Wires(ends, kinds)
     build(wires, **arguments(f"the topology {kind!r}", taken, options))
     for name in wires.switches:
         if name in kinds:
             raise InputError(f"its switch {name!r} has the name of a device; call that something else")
     return {name: {"preset": "nvswitch"} for name in wires.switches}, wires.links
-
-
-_LINKS: Final = ("link", "uplink", "socket_link")
 
 
 def _ends(given: object, kinds: Mapping[str, str], *, with_cpus: bool) -> list[str]:

@@ -22,11 +22,7 @@ from devices.memory.counted import CountedAllocator
 from devices.memory.device_memory import Block, DeviceMemory, Owner
 from devices.memory.memory_replay import replay
 from devices.memory.planned import PlannedAllocator
-from devices.memory.pool import (
-    PoolAllocator,
-    ScratchpadAllocator,
-    VirtualDevices,
-)
+from devices.memory.pool import PoolAllocator, ScratchpadAllocator, VirtualDevices
 from devices.memory.registry import allocators, make_allocator, read_allocator
 from devices.memory.trace_readers import MemoryEvent, read_events
 

@@ -214,15 +214,9 @@ class Groups:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(sorted(names, key=len, reverse=True))
-        self._known: dict[Owner, Owner] = {}
 
     def __call__(self, owner: Owner) -> Owner:
         """Return the group of `owner`."""
-        if owner not in self._known:
-            self._known[owner] = self._find(owner)
-        return self._known[owner]
-
-    def _find(self, owner: Owner) -> Owner:
         if isinstance(owner, str):
             for name in self.names:
                 if owner == name or (owner.startswith(name) and owner[len(name)] in _ENDINGS):

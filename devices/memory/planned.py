@@ -267,11 +267,7 @@ def _plan(told: Sequence[Lifetime], rows: tuple[Lifetime, ...], alignment: int, 
 Planner = Callable[[Sequence[Lifetime], int], ArenaPlan]
 """A planner: lifetimes and an alignment in bytes → a plan."""
 
-PLANNERS: dict[str, Planner] = {
-    "relay": plan_relay,
-    "relax": plan_relax,
-    "greedy": plan_greedy,
-}
+PLANNERS: dict[str, Planner] = {"relay": plan_relay, "relax": plan_relax, "greedy": plan_greedy}
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -171,10 +171,7 @@ LIFETIMES: Final = ("execution", "issue")
 
 
 def tensor_memory(
-    specs: Mapping[str, MemorySpec] | None = None,
-    *,
-    lifetime: str = "execution",
-    when_full: str = "error",
+    specs: Mapping[str, MemorySpec] | None = None, *, lifetime: str = "execution", when_full: str = "error"
 ) -> TensorMemories:
     """Return what `sim.simulate` takes as `memory`.
 
