@@ -21,7 +21,6 @@ from collections import Counter
 
 import numpy as np
 
-from devices.memory.allocator import Allocator, Forwarding
 from devices.memory.device_memory import Block, Owner
 from devices.memory.trace_readers import MemoryEvent
 from sim.base.arrays import UNSET, IntArray
@@ -129,67 +128,47 @@ def _running_sum(value: IntArray, groups: list[IntArray]) -> IntArray:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# An allocator that writes down what is asked of it, as events that a replay does again.
+# What is asked of an allocator, as events that a replay does again.
 #
 # A block that other streams use is free once events of them have been reached; the engine knows when, so the
 # trace has that as ``reached``, and not as waits of the program.
 
 
-class Recorder(Forwarding):
-    """Passes everything on to another allocator, and writes down what succeeded.
+class Recording:
+    """Writes down what an allocator did, as events.
 
     Parameters
     ----------
-    inner : Allocator
     events : list of MemoryEvent
         What is written down is appended. An owner's second allocation is called ``owner#2``, and so on.
 
     Examples
     --------
     >>> from devices.memory import PoolAllocator
-    >>> events = []
-    >>> recorder = Recorder(PoolAllocator(100), events)
-    >>> recorder.free(recorder.alloc(30, owner="x")), recorder.try_alloc(200, owner="y"), recorder.in_use
-    ((), None, 0)
+    >>> events, pool = [], PoolAllocator(100)
+    >>> pool.recording = Recording(events)
+    >>> pool.let_go(pool.take(30, owner="x")), pool.take(200, owner="y")
+    ((), None)
     >>> [(event.op, event.id, event.nbytes) for event in events]
     [('alloc', 'x', 30), ('free', 'x', 0)]
     """
 
-    kind = "recorded"
-
-    def __init__(self, inner: Allocator, events: list[MemoryEvent]) -> None:
-        super().__init__(inner.memory, [inner], inner.name, inner.limit)
-        self.inner, self.events = inner, events
-        self.may_synchronise, self.by_owner = inner.may_synchronise, inner.by_owner
+    def __init__(self, events: list[MemoryEvent]) -> None:
+        self._events = events
         self._ids: dict[Block, str] = {}
         self._count: Counter[str] = Counter(str(event.id) for event in events if event.op == "alloc")
 
-    def _part(self, owner: Owner) -> Allocator:
-        return self.inner
+    def alloc(self, block: Block, nbytes: int, stream: int, owner: Owner) -> None:
+        """Write down an allocation."""
+        name = str(owner)
+        self._count[name] += 1
+        self._ids[block] = name if self._count[name] == 1 else f"{name}#{self._count[name]}"
+        self._events.append(MemoryEvent("alloc", self._ids[block], nbytes, stream))
 
-    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
-        """Allocate, or return None; see `Allocator.alloc`."""
-        block = super().try_alloc(nbytes, stream, owner)
-        if block is not None:
-            name = str(owner)
-            self._count[name] += 1
-            self._ids[block] = name if self._count[name] == 1 else f"{name}#{self._count[name]}"
-            self.events.append(MemoryEvent("alloc", self._ids[block], nbytes, stream))
-        return block
+    def free(self, block: Block, streams: tuple[int, ...]) -> None:
+        """Write down a free, which these streams have yet to allow."""
+        self._events.append(MemoryEvent("free", self._ids[block] if streams else self._ids.pop(block)))
 
-    def free(self, block: Block) -> tuple[int, ...]:
-        """Free `block`; see `Allocator.free`."""
-        streams = super().free(block)
-        self.events.append(MemoryEvent("free", self._ids[block] if streams else self._ids.pop(block)))
-        return streams
-
-    def record_use(self, block: Block, stream: int) -> None:
-        """Note that another stream uses `block`."""
-        if self.inner.by_stream:
-            super().record_use(block, stream)
-            self.events.append(MemoryEvent("record_stream", self._ids[block], stream=stream))
-
-    def event_done(self, block: Block) -> None:
-        """Note that one event of those that the free of `block` asked for was reached."""
-        super().event_done(block)
-        self.events.append(MemoryEvent("reached", self._ids[block]))
+    def put(self, op: str, block: Block, stream: int = 0) -> None:
+        """Write down what else happens to a block."""
+        self._events.append(MemoryEvent(op, self._ids[block], stream=stream))

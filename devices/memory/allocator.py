@@ -20,10 +20,11 @@ meet a request.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any, ClassVar, Final
 
+from devices.memory.allocation_log import Recording
 from devices.memory.device_memory import FREE, LIVE, Block, DeviceMemory, Owner, Span, round_up
 from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, InvariantError, OutOfMemoryError
@@ -91,13 +92,13 @@ def largest_holders(spans: list[Span]) -> list[str]:
 
 _MOST: Final = 1 << 62
 
-_COUNTERS: Final = (
+COUNTERS: Final = (
     *("in_use", "waiting", "reserved", "requested"),
     *("device_mallocs", "device_frees", "synchronisations"),
 )
 """Counters of an allocator, besides its retries."""
 
-_counted: Final = attrgetter(*_COUNTERS)
+_counted: Final = attrgetter(*COUNTERS)
 
 
 class Allocator(ABC):
@@ -153,6 +154,9 @@ class Allocator(ABC):
     alignment: int = 1
     """Alignment: the size of every block is a multiple of this."""
 
+    recording: Recording | None = None
+    """Where a run writes down what it asks for, if somebody wants to know."""
+
     def __init_subclass__(cls) -> None:
         """Set a missing kind to the class name; raise if `alloc` is overridden, which no run calls."""
         super().__init_subclass__()
@@ -195,6 +199,8 @@ class Allocator(ABC):
         block = self.try_alloc(nbytes, stream, owner)
         if block is not None:
             self._check_block(block, nbytes, owner)
+            if self.recording is not None:
+                self.recording.alloc(block, nbytes, stream, owner)
         self._check_counters()
         return block
 
@@ -211,7 +217,21 @@ class Allocator(ABC):
             whose = f"{type(self).__name__}.free"
             raise InputError(f"{whose} returned {streams!r:.60}, should be a tuple of streams, or ()")
         self._check_counters()
+        if self.recording is not None:
+            self.recording.free(block, streams)
         return streams
+
+    def note_use(self, block: Block, stream: int) -> None:
+        """Note that another stream uses `block`, as `record_use` does, and write it down."""
+        self.record_use(block, stream)
+        if self.recording is not None and self.by_stream:
+            self.recording.put("record_stream", block, stream)
+
+    def reach(self, block: Block) -> None:
+        """Note that an event of a freed block was reached, as `event_done` does, and write it down."""
+        self.event_done(block)
+        if self.recording is not None:
+            self.recording.put("reached", block)
 
     def _check_block(self, block: Any, nbytes: int, owner: Owner) -> None:
         if isinstance(block, Block):
@@ -239,7 +259,7 @@ class Allocator(ABC):
             or self.in_use + self.waiting > self.reserved
         ):
             raise InputError(
-                f"{type(self).__name__} counts {counted} ({', '.join(_COUNTERS)}); should be whole numbers "
+                f"{type(self).__name__} counts {counted} ({', '.join(COUNTERS)}); should be whole numbers "
                 "from 0 on, and reserved at least in_use + waiting (see _reserve)"
             )
 
@@ -417,88 +437,3 @@ class Allocator(ABC):
         if nbytes < 0:
             raise InputError(f"{self.name}: {owner!r} asks for {nbytes} bytes; a size is never negative")
         return Block(0, 0, 0, stream, owner, LIVE, None)
-
-
-class Forwarding(Allocator):
-    """An allocator that forwards each request to one of several others and sums their counters.
-
-    Parameters
-    ----------
-    memory : DeviceMemory or int or None
-        Memory of the device.
-    parts : sequence of Allocator
-        The others, all of one kind.
-    name, limit
-        As of `Allocator`.
-    """
-
-    by_stream = True
-
-    def __init__(
-        self,
-        memory: int | DeviceMemory | None,
-        parts: Sequence[Allocator],
-        name: str,
-        limit: int | None = None,
-    ) -> None:
-        super().__init__(memory, name, limit)
-        self._parts = tuple(parts)
-        self._tally()
-
-    @abstractmethod
-    def _part(self, owner: Owner) -> Allocator:
-        """Return the part that serves the requests of `owner`."""
-
-    def _tally(self) -> None:
-        """Update the sums over all parts."""
-        for name in (*_COUNTERS, "retries"):
-            setattr(self, name, sum(getattr(part, name) for part in self._parts))
-
-    @property
-    def held(self) -> int:
-        """Bytes that the parts have taken from the device's memory."""
-        return sum(part.held for part in self._parts)
-
-    def serving(self, owner: Owner) -> Allocator:
-        """Return the allocator that serves `owner`."""
-        return self._part(owner).serving(owner)
-
-    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
-        """Allocate from the owner's part, or return None; see `Allocator.alloc`."""
-        block = self._part(owner).try_alloc(nbytes, stream, owner)
-        self._tally()  # a failure may have returned segments
-        return block
-
-    def free(self, block: Block) -> tuple[int, ...]:
-        """Free `block` in its owner's part; see `Allocator.free`."""
-        streams = self._part(block.owner).free(block)
-        self._tally()
-        return streams
-
-    def record_use(self, block: Block, stream: int) -> None:
-        """Note that another stream uses `block`."""
-        self._part(block.owner).record_use(block, stream)
-
-    def event_done(self, block: Block) -> None:
-        """Note that one event of those that the free of `block` asked for was reached."""
-        self._part(block.owner).event_done(block)
-        self._tally()
-
-    def empty_cache(self) -> None:
-        """Return the unused memory of every part to the device."""
-        for part in self._parts:
-            part.empty_cache()
-        self._tally()
-
-    def largest_free(self) -> int:
-        """Return the largest free block of any part."""
-        return max(part.largest_free() for part in self._parts)
-
-    def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
-        """Return whether the owner's part is large enough."""
-        return self._part(owner).fits_empty(nbytes, stream, owner)
-
-    def spans(self) -> Iterator[Span]:
-        """Yield the spans of all parts, part by part."""
-        for part in self._parts:
-            yield from part.spans()

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from devices.memory.allocation_log import MemoryLog, Recorder
+from devices.memory.allocation_log import MemoryLog, Recording
 from devices.memory.allocator import Allocator
 from devices.memory.counted import CountedAllocator
 from devices.memory.registry import MemorySpec, make_allocator
@@ -416,7 +416,7 @@ class DeviceMemories:
     def _prepare(self, device: int, allocator: Allocator) -> Allocator:
         """Return the allocator of a device; it writes down what is asked of it, if somebody wants to know."""
         if self._recordings is not None:
-            allocator = Recorder(allocator, self._recordings.setdefault(allocator.name, []))
+            allocator.recording = Recording(self._recordings.setdefault(allocator.name, []))
         allocator.first_stream = self.job.machine.first_stream[device]
         return allocator
 

@@ -13,12 +13,12 @@ ideal for comparison with the others. Two ways to share a device:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from devices.describe.field_types import Alignment, Sizes
-from devices.memory.allocator import Allocator, Forwarding
+from devices.memory.allocator import COUNTERS, Allocator
 from devices.memory.best_fit import ANY_SIZE, FreeList, SegmentedAllocator
-from devices.memory.device_memory import ALIGNMENT_BYTES, Block, DeviceMemory, Groups, Owner, round_up
+from devices.memory.device_memory import ALIGNMENT_BYTES, Block, DeviceMemory, Groups, Owner, Span, round_up
 from sim.base.errors import InfeasibleError, InputError
 from sim.base.units import format_bytes
 
@@ -143,8 +143,8 @@ class PoolAllocator(SegmentedAllocator):
 # Streams and SMs stay those of the one device.
 
 
-class VirtualDevices(Forwarding):
-    """An allocator that forwards each request to its owner's part.
+class VirtualDevices(Allocator):
+    """An allocator that forwards each request to its owner's part, and sums the counters of all.
 
     Parameters
     ----------
@@ -173,6 +173,7 @@ class VirtualDevices(Forwarding):
     """
 
     kind = "virtual devices"
+    by_stream = True
 
     def __init__(
         self,
@@ -186,19 +187,73 @@ class VirtualDevices(Forwarding):
         if capacity is not None and total > capacity:
             need, have = (format_bytes(nbytes, iec=True) for nbytes in (total, capacity))
             raise InfeasibleError(f"{name} has {have}; its virtual devices {', '.join(limits)} need {need}")
-        self.parts: dict[str, Allocator] = {}
+        self.parts: dict[Owner, Allocator] = {}
         base = 0
         for part, nbytes in limits.items():
             self.parts[part] = make(DeviceMemory(nbytes, base), f"{name}/{part}")
             base += round_up(nbytes, ALIGNMENT_BYTES)
-        super().__init__(capacity, tuple(self.parts.values()), name)
+        super().__init__(capacity, name)
+        self._tally()
         self._group_of = Groups(limits)
         self.by_owner = True
 
     def _part(self, owner: Owner) -> Allocator:
-        """Return the part that `owner` belongs to."""
-        group = self._group_of(owner)
-        return self.parts.get(group, self._parts[0]) if isinstance(group, str) else self._parts[0]
+        """Return the part that `owner` belongs to, by default the first."""
+        return self.parts.get(self._group_of(owner)) or next(iter(self.parts.values()))
+
+    def _tally(self) -> None:
+        """Update the sums over all parts."""
+        for name in (*COUNTERS, "retries"):
+            setattr(self, name, sum(getattr(part, name) for part in self.parts.values()))
+
+    @property
+    def held(self) -> int:
+        """Bytes that the parts have taken from the device's memory."""
+        return sum(part.held for part in self.parts.values())
+
+    def serving(self, owner: Owner) -> Allocator:
+        """Return the allocator that serves `owner`."""
+        return self._part(owner).serving(owner)
+
+    def try_alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block | None:
+        """Allocate from the owner's part, or return None; see `Allocator.alloc`."""
+        block = self._part(owner).try_alloc(nbytes, stream, owner)
+        self._tally()  # a failure may have returned segments
+        return block
+
+    def free(self, block: Block) -> tuple[int, ...]:
+        """Free `block` in its owner's part; see `Allocator.free`."""
+        streams = self._part(block.owner).free(block)
+        self._tally()
+        return streams
+
+    def record_use(self, block: Block, stream: int) -> None:
+        """Note that another stream uses `block`."""
+        self._part(block.owner).record_use(block, stream)
+
+    def event_done(self, block: Block) -> None:
+        """Note that one event of those that the free of `block` asked for was reached."""
+        self._part(block.owner).event_done(block)
+        self._tally()
+
+    def empty_cache(self) -> None:
+        """Return the unused memory of every part to the device."""
+        for part in self.parts.values():
+            part.empty_cache()
+        self._tally()
+
+    def largest_free(self) -> int:
+        """Return the largest free block of any part."""
+        return max(part.largest_free() for part in self.parts.values())
+
+    def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
+        """Return whether the owner's part is large enough."""
+        return self._part(owner).fits_empty(nbytes, stream, owner)
+
+    def spans(self) -> Iterator[Span]:
+        """Yield the spans of all parts, part by part."""
+        for part in self.parts.values():
+            yield from part.spans()
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ class TensorMemory:
             self.ended[task.id] = True
         if self.awaited and task.id in self.awaited:
             for allocator, block in self.awaited.pop(task.id):
-                allocator.event_done(block)
+                allocator.reach(block)
             freed = True
         if not self.launched[task.op]:
             freed |= self._read(task, -1, now_ns)
@@ -273,7 +273,7 @@ class TensorMemory:
                     self.late.setdefault(task.id, []).append(key)
                     continue
                 if block.stream != stream:
-                    self.allocators[self.home[key]].record_use(block, stream)
+                    self.allocators[self.home[key]].note_use(block, stream)
             left = uses[key] - 1
             uses[key] = left
             if not left:
@@ -304,7 +304,7 @@ class TensorMemory:
         for used_on in allocator.let_go(block):
             last = task if used_on == stream else self.last_on_stream[used_on] or task
             if self.ended[last.id]:
-                allocator.event_done(block)
+                allocator.reach(block)
             else:
                 self.awaited.setdefault(last.id, []).append((allocator, block))
         log = self.log
