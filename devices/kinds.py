@@ -183,23 +183,21 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
         slowdown=1 / faster,
         origin=origin,
     )
-    enough = None if sharing == "time" else CorePoolIfShort()
-    processor: Any = (
-        {"none": None, "cores": CorePool, "time": TimeShare}[sharing] if oversubscribed else enough
-    )
+    processor: Any = None if sharing == "time" else CorePoolIfShort()
+    if oversubscribed:
+        processor = {"none": None, "cores": CorePool, "time": TimeShare}[sharing]
     if pool is not None and sharing != "time" and "sharing" in values:
         raise InputError(
             "ops share one pool of threads (intra_op_parallelism_threads); say time, or leave it out",
             path=("sharing",),
         )
-    shared: dict[str, int | None] = {"intra_op_pool": None}
     least = None
     if pool is not None and min(cores_per_op, workers) > 1:  # an op with one thread runs on its worker
         of_threads = partial(speedup, serial_fraction=serial, curve=curve)
         processor, least = partial(IntraOpPool, of_threads), partial(least_ns, of_threads)
-        shared = {"intra_op_pool": pool}
+        values = {**values, "intra_op_pool": pool}
     return Device(
-        **common_arguments(name, {**values, **shared}),
+        **common_arguments(name, values),
         workers=workers,
         cores=cores,
         cores_per_op=cores_per_op,

@@ -19,7 +19,7 @@ does not: for that there are flows (`Flows`).
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -32,7 +32,7 @@ from annotated_types import Ge
 
 from devices.collectives.schedules import ALGORITHMS, CollectiveStep, Steps, steps_of, uneven
 from devices.describe.field_types import Bandwidth
-from sim.base.arrays import IntArray
+from sim.base.arrays import IntArray, group_pairs
 from sim.base.errors import InputError
 from sim.base.units import NS_PER_S, round_half_up
 from sim.job.context import Context
@@ -63,10 +63,8 @@ def node_of(name: str) -> str:
 
 def by_node(call: Call, machine: Machine) -> list[list[int]]:
     """Return the positions of the ranks on each node, or whatever the names of its devices begin with."""
-    nodes: dict[str, list[int]] = {}
-    for position, rank in enumerate(call.ranks):
-        nodes.setdefault(machine.devices[rank].name.rpartition("/")[0], []).append(position)
-    return list(nodes.values())
+    names = [machine.devices[rank].name.rpartition("/")[0] for rank in call.ranks]
+    return list(group_pairs(zip(names, range(len(names)), strict=True)).values())
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -447,10 +445,7 @@ class _Messages:
     def __init__(self, step: CollectiveStep, nbytes: int) -> None:
         self.nbytes = [ceil(share * nbytes) for share in step.shares]
         self.ends = list(zip(step.source.tolist(), step.destination.tolist(), strict=True))
-        self.of: dict[int, list[int]] = defaultdict(list)
-        for k, ends in enumerate(self.ends):
-            for rank in ends:
-                self.of[rank].append(k)
+        self.of = group_pairs((rank, k) for k, ends in enumerate(self.ends) for rank in ends)
 
 
 class _Run:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from devices.describe.field_types import dtype_bits, dtype_name
-from sim.base.arrays import LATEST_NS
+from sim.base.arrays import LATEST_NS, group_pairs
 from sim.base.errors import InputError, UnknownNameError, error_path, hint
 from sim.base.files import read_table
 from sim.base.plugins import NOWHERE, Origin
@@ -86,11 +86,11 @@ def read_measurements(
     for name in chosen:
         if name not in header:
             raise InputError(f"{path}: has no column {name!r}{hint(name, header)}", path=("where",))
-    found: dict[tuple[str, int, int], list[tuple[float, Mapping[str, str]]]] = {}
-    for place, row in rows:
-        if all(row[name] == str(value) for name, value in chosen.items()):
-            key, us = _measurement(place, row, at)
-            found.setdefault(key, []).append((us, row))
+    found = group_pairs(
+        _measurement(place, row, at)
+        for place, row in rows
+        if all(row[name] == str(value) for name, value in chosen.items())
+    )
     if not found:
         for name, value in chosen.items():
             known = {row[name] for _, row in rows}
@@ -98,10 +98,10 @@ def read_measurements(
                 raise InputError(f"{path}: no row has {name} {value!r}{hint(str(value), known)}")
         raise InputError(f"{path}: has no rows" + (" with all that was asked for" if chosen else ""))
     _check_alike(path, found)
-    table: dict[tuple[str, int], list[tuple[int, float]]] = {}
-    for (kind, ranks, nbytes), alike in sorted(found.items()):
-        table.setdefault((kind, ranks), []).append((nbytes, sum(us for us, _ in alike) / len(alike)))
-    return table
+    return group_pairs(
+        ((kind, ranks), (nbytes, sum(us for us, _ in alike) / len(alike)))
+        for (kind, ranks, nbytes), alike in sorted(found.items())
+    )
 
 
 def _columns(path: str | Path, header: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
@@ -134,9 +134,14 @@ def _columns(path: str | Path, header: Sequence[str], given: Mapping[str, str]) 
     return at
 
 
+_Row = tuple[float, Mapping[str, str]]
+"""The us of a measurement, and what its line says."""
+
+
 def _measurement(
     place: str, row: Mapping[str, str], at: Mapping[str, str]
-) -> tuple[tuple[str, int, int], float]:
+) -> tuple[tuple[str, int, int], _Row]:
+    """Return kind, ranks and bytes of a line, and its measurement."""
     kind = row[at["op"]].lower().replace("-", "_")
     kind = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather",
             "reducescatter": "reduce_scatter", "sendrecv": "send"}.get(kind, kind)  # fmt: skip
@@ -154,12 +159,10 @@ def _measurement(
             size = size * dtype_bits(dtype_name(row[at["dtype"]])) // 8
     if ranks < 1 or size < 0 or not 0 < us * 1000 < LATEST_NS:
         raise InputError(f"{place}: {ranks} ranks, {size} bytes, {us} us is no measurement")
-    return (kind, ranks, size), us
+    return (kind, ranks, size), (us, row)
 
 
-def _check_alike(
-    path: str | Path, found: Mapping[tuple[str, int, int], Sequence[tuple[float, Mapping[str, str]]]]
-) -> None:
+def _check_alike(path: str | Path, found: Mapping[tuple[str, int, int], Sequence[_Row]]) -> None:
     """Refuse rows of one size that are not repetitions: they differ in words."""
     for (kind, ranks, nbytes), rows in found.items():
         for name in rows[0][1]:

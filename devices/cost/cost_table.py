@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from devices.describe.field_types import dtype_name
 from devices.describe.fields import Field, read_fields
-from sim.base.arrays import BoolArray, FloatArray, IntArray
+from sim.base.arrays import BoolArray, FloatArray, IntArray, group_pairs
 from sim.base.errors import InputError, UnknownNameError
 from sim.graph.graph import Graph
 from sim.machine.device import Device
@@ -376,9 +376,8 @@ class CostTable:
     @cached_property
     def _variants(self) -> dict[tuple[int, ...], Kriging]:
         """Per combination of the exact axes: what interpolates log latencies between positions."""
-        variants: dict[tuple[int, ...], list[int]] = {}
-        for row, key in enumerate(map(tuple, self.shapes[:, self._exact].tolist())):
-            variants.setdefault(key, []).append(row)
+        keys = enumerate(self.shapes[:, self._exact].tolist())
+        variants = group_pairs((tuple(key), row) for row, key in keys)
         return {
             key: Kriging(self._position(self.shapes[rows]), np.log(self.latency_ns[rows]))
             for key, rows in variants.items()
@@ -465,9 +464,8 @@ class CostTable:
         measured, known = self._measured, list(map(tuple, asked.tolist()))
         latency = np.array([measured.get(shape, 0) for shape in known], dtype=np.int64)
         log_ns, outside = np.zeros(len(asked)), np.zeros(len(asked), np.bool_)
-        rows_of: dict[tuple[int, ...], list[int]] = {}
-        for row in np.flatnonzero(latency == 0).tolist():
-            rows_of.setdefault(tuple(asked[row, self._exact].tolist()), []).append(row)
+        missing = np.flatnonzero(latency == 0).tolist()
+        rows_of = group_pairs((tuple(asked[row, self._exact].tolist()), row) for row in missing)
         for key, rows in rows_of.items():
             if key not in self._variants:
                 names = [self.axes[column].name for column in self._exact]

@@ -260,8 +260,8 @@ def taken_bytes(operands: Sequence[Operand], tiles: int, buffers: int = 2) -> in
     return total
 
 
-def fewest_tiles(operands: Sequence[Operand], capacity: int, buffers: int = 2, at_least: int = 1) -> int:
-    """Return the fewest tiles in which operands fit a scratchpad.
+def fewest_tiles(operands: Sequence[Operand], capacity: int, buffers: int = 2) -> list[int]:
+    """Return the fewest tiles in which operands fit a scratchpad: 1 if they do whole, and of more the fewest.
 
     Parameters
     ----------
@@ -270,8 +270,6 @@ def fewest_tiles(operands: Sequence[Operand], capacity: int, buffers: int = 2, a
         Bytes of the scratchpad.
     buffers : int
         As for `taken_bytes`.
-    at_least : int
-        As many at least, as far as the smallest tiles allow.
 
     Raises
     ------
@@ -281,18 +279,19 @@ def fewest_tiles(operands: Sequence[Operand], capacity: int, buffers: int = 2, a
     Examples
     --------
     >>> fewest_tiles([Operand(4096, granule=256), Operand(64, resident=True)], capacity=1100)
-    8
+    [8]
     """
     # One tile needs no second buffer; from two tiles on, more tiles never take more room.
     finest = max([1, *(one.most_tiles for one in operands)])
     whole, least = taken_bytes(operands, 1, buffers), taken_bytes(operands, finest, buffers)
-    if whole <= capacity and (at_least <= 1 or finest == 1):
-        return 1
+    found = [1] if whole <= capacity else []
     if finest > 1 and least <= capacity:
-        several = range(min(max(2, at_least), finest), finest)
+        several = range(2, finest)
         fits = bisect_left(several, True, key=lambda tiles: taken_bytes(operands, tiles, buffers) <= capacity)
-        return several.start + fits
-    raise _too_small("it", capacity, min(whole, least), "not even in the smallest tiles")
+        found.append(several.start + fits)
+    if not found:
+        raise _too_small("it", capacity, min(whole, least), "not even in the smallest tiles")
+    return found
 
 
 def _too_small(what: str, capacity: int, need: int, how: str) -> InfeasibleError:
@@ -565,15 +564,10 @@ class TiledCost(CostModel):
             return work.tiles
         fewest = fewest_tiles(operands, room, buffers)
         if not self.double_buffered:
-            return fewest
-        finest = max([1, *(one.most_tiles for one in operands)])
-        if fewest > 1:
-            return best_tiles(stages, fewest, finest)
-        try:  # it fits at once; more tiles, with two buffers each, may fit as well and overlap
-            two = fewest_tiles(operands, room, at_least=2)
-        except InfeasibleError:
-            return 1
-        return min(1, best_tiles(stages, two, finest), key=lambda n: tiled_ns(stages, n))
+            return fewest[0]
+        finest = max(one.most_tiles for one in operands) if fewest[-1] > 1 else 1
+        best = [tiles if tiles == 1 else best_tiles(stages, tiles, finest) for tiles in fewest]
+        return min(best, key=lambda tiles: tiled_ns(stages, tiles))
 
     def _stages(
         self, load: Fraction | int, compute_ns: Fraction, store: Fraction | int, speeds: _Speeds

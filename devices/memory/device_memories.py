@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -14,7 +13,7 @@ from devices.memory.allocator import Allocator
 from devices.memory.counted import CountedAllocator
 from devices.memory.registry import MemorySpec, make_allocator
 from devices.memory.trace_readers import MemoryEvent
-from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, by_first_use
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, by_first_use, group_pairs
 from sim.base.errors import InputError
 from sim.base.units import format_bytes
 from sim.graph.frames import has_control_flow
@@ -82,11 +81,8 @@ class Buffers(NamedTuple):
     def writers(self, some: BoolArray) -> dict[int, list[int]]:
         """Return node → which of the buffers chosen by `some` it makes, for nodes that make any."""
         chosen = some[self.writes.indices]
-        writer = self.writes.rows()[chosen].tolist()
-        made: dict[int, list[int]] = defaultdict(list)
-        for node, buffer in zip(writer, self.writes.indices[chosen].tolist(), strict=True):
-            made[node].append(buffer)
-        return made
+        writers = self.writes.rows()[chosen].tolist()
+        return group_pairs(zip(writers, self.writes.indices[chosen].tolist(), strict=True))
 
     def names(self, job: Job, flow: Flow) -> list[str]:
         """Return what every buffer is called: its tensor, and for a copy where it lies."""
@@ -246,15 +242,15 @@ def events_in_order(
     for b, distance in later.items():
         if buffers.device[b] == device:
             take([b] * (distance + 1))
-    for copy in arriving[-1]:
+    for copy in arriving.get(-1, ()):
         make(copy)
     for place, op in enumerate(program):
-        for copy in leaving[place]:
+        for copy in leaving.get(place, ()):
             drop(read(copy))
         unread = [b for b in make(op) if not left[b]]
         last_read = read(op)
         drop(unread + last_read if unread_first else last_read + unread)
-        for copy in arriving[place]:
+        for copy in arriving.get(place, ()):
             make(copy)
     return events
 
@@ -294,12 +290,8 @@ def _planned_copies(
 
     after = furthest(order, producers, max, -1)
     before = furthest(order[::-1], consumers, min, len(program))
-    arriving: dict[int, list[int]] = defaultdict(list)
-    leaving: dict[int, list[int]] = defaultdict(list)
-    for transfer in range(n_ops, flow.n_nodes):
-        arriving[after[transfer]].append(transfer)
-        leaving[before[transfer]].append(transfer)
-    return arriving, leaving
+    transfers = range(n_ops, flow.n_nodes)
+    return group_pairs((after[t], t) for t in transfers), group_pairs((before[t], t) for t in transfers)
 
 
 Recordings = dict[str, list[MemoryEvent]]

@@ -16,7 +16,7 @@ KIB = 1 << 10
 
 def test_everything_at_once_needs_one_buffer() -> None:
     operands = [Operand(512), Operand(256), Operand(64, resident=True)]
-    assert fewest_tiles(operands, 832) == 1
+    assert fewest_tiles(operands, 832)[0] == 1
     assert taken_bytes(operands, 1) == 832
 
 
@@ -25,9 +25,9 @@ def test_fewest_tiles_double_buffered() -> None:
     #   n = 2: 3584, 3: 2816 (6 rows), 4: 2048, 5: 2048, 6: 1664, 8: 1280, 16: 896.
     operands = [Operand(KIB, 64), Operand(2 * KIB, 128), Operand(512, resident=True)]
     for capacity, tiles, used in ((3583, 3, 2816), (2048, 4, 2048), (2047, 6, 1664), (896, 16, 896)):
-        assert (fewest_tiles(operands, capacity), taken_bytes(operands, tiles)) == (tiles, used)
+        assert (fewest_tiles(operands, capacity)[0], taken_bytes(operands, tiles)) == (tiles, used)
     # One buffer halves the streamed part, and lets nothing overlap.
-    assert taken_bytes(operands, fewest_tiles(operands, 704, buffers=1), buffers=1) == 704
+    assert taken_bytes(operands, fewest_tiles(operands, 704, buffers=1)[0], buffers=1) == 704
 
 
 def test_too_small_is_refused_with_the_size_that_would_do() -> None:
@@ -43,7 +43,7 @@ def test_too_small_is_refused_with_the_size_that_would_do() -> None:
 
 def test_empty_operand_is_not_cut() -> None:
     operands = [Operand(0), Operand(64, resident=True)]
-    assert fewest_tiles(operands, 64) == 1
+    assert fewest_tiles(operands, 64)[0] == 1
     with pytest.raises(InfeasibleError, match=r"\(64 bytes\) would do"):
         fewest_tiles(operands, 63)
 
@@ -58,11 +58,11 @@ def test_tiling_fits_and_the_least_size_is_the_least(
     operands: list[Operand], capacity: int, buffers: int
 ) -> None:
     try:
-        tiles = fewest_tiles(operands, capacity, buffers)
+        tiles = fewest_tiles(operands, capacity, buffers)[0]
     except InfeasibleError as error:
         least = int(str(error).rpartition("(")[2].split(" ")[0])
         assert least > capacity
-        assert taken_bytes(operands, fewest_tiles(operands, least, buffers), buffers) == least
+        assert taken_bytes(operands, fewest_tiles(operands, least, buffers)[0], buffers) == least
         with pytest.raises(InfeasibleError):
             fewest_tiles(operands, least - 1, buffers)
         return
