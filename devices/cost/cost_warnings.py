@@ -37,9 +37,6 @@ from sim.job.costs import costs_ns
 from sim.job.job import Job
 from sim.machine.device import CostModel, Device
 
-_KINDS_SHOWN = 3
-
-
 _Rated = Any
 """A cost model that knows peaks, and so has a method `borrowed_rates`: a roofline, tiles, a fit."""
 
@@ -240,11 +237,7 @@ def _models_with_peaks(devices: Sequence[Device]) -> list[tuple[Device, _Rated, 
 
 
 def _message(hardware: str, found: Counter[str], total: int, op: str) -> str:
-    # "1 more kind" is as long as its name.
-    shown = len(found) if len(found) == _KINDS_SHOWN + 1 else _KINDS_SHOWN
-    kinds = ", ".join(f"{count} {kind}" for kind, count in found.most_common(shown))
-    if len(found) > shown:
-        kinds += f" and {len(found) - shown} more kinds"
+    kinds = list_names([f"{count} {kind}" for kind, count in found.most_common()], 3)
     ops = op if total == 1 else op.replace("op", "ops", 1)
     have = "has" if found.total() == 1 else "have"
     return (
