@@ -17,8 +17,8 @@ Source: NVIDIA/nccl 2.30, ``src/graph/tuning.cc`` (``ncclTopoTuneModel``, ``nccl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -297,11 +297,11 @@ class NcclTuner:
     per_node: tuple[int, ...]
     nvls: bool = True
     version: tuple[int, int] = (2, 30)
-    found: SearchResult = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Search the topology."""
-        object.__setattr__(self, "found", search(self.gpu, self.per_node))
+    @cached_property
+    def found(self) -> SearchResult:
+        """What the search of the topology finds."""
+        return search(self.gpu, self.per_node)
 
     @property
     def ranks(self) -> int:

@@ -117,31 +117,27 @@ def load_calibration(path: str | Path) -> Calibration:
     return _calibration(read_record(path, "a calibration", SCHEMA), path)
 
 
-def _check(calibration: Calibration) -> None:
-    """Refuse what no calibration says: the file may have been edited."""
-    kinds = {"backend": str, "device": str, "provenance": dict, "quantities": dict, "sentinels": list}
-    for key, kind in kinds.items():
-        if not isinstance(found := getattr(calibration, key), kind):
-            raise InputError(f"{key!r} is {found!r:.60}")
-    for name, summary in calibration.quantities.items():
-        median = summary["median"]
-        if not isinstance(median, (int, float)) or not 0 <= median <= LATEST_NS:
-            raise InputError(f"the median of {name!r} is {median!r:.60}, should be a number, 0 or more")
-    for block in calibration.sentinels:
-        if not (isinstance(block["block"], str) and isinstance(block["accepted"], bool)):
-            raise InputError(f"a block of 'sentinels' is {block!r:.60}")
-    for table in calibration.tables:
-        if not all(isinstance(axis, str) for axis in table["axes"]):
-            raise InputError(f"the axes of a table are {table['axes']!r:.60}")
-
-
 def _calibration(content: Mapping[str, Any], path: str | Path) -> Calibration:
+    """Return the calibration that a file holds; the file may have been edited, and say what none says."""
     with well_formed(path):
         if set(content) != set(_KEYS):
             found = ", ".join(content)
             raise InputError(f"a calibration has the keys {', '.join(_KEYS)}; found {found}")
         calibration = Calibration(**{key: content[key] for key in _KEYS[1:]})
-        _check(calibration)
+        kinds = {"backend": str, "device": str, "provenance": dict, "quantities": dict, "sentinels": list}
+        for key, kind in kinds.items():
+            if not isinstance(found := getattr(calibration, key), kind):
+                raise InputError(f"{key!r} is {found!r:.60}")
+        for name, summary in calibration.quantities.items():
+            median = summary["median"]
+            if not isinstance(median, (int, float)) or not 0 <= median <= LATEST_NS:
+                raise InputError(f"the median of {name!r} is {median!r:.60}, should be a number, 0 or more")
+        for block in calibration.sentinels:
+            if not (isinstance(block["block"], str) and isinstance(block["accepted"], bool)):
+                raise InputError(f"a block of 'sentinels' is {block!r:.60}")
+        for table in calibration.tables:
+            if not all(isinstance(axis, str) for axis in table["axes"]):
+                raise InputError(f"the axes of a table are {table['axes']!r:.60}")
         _ = calibration.by_context  # refuses tables that are none
         return calibration
 

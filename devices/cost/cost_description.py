@@ -22,8 +22,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from devices.cost.cost_models import FirstCost, FixedCost, KindEfficiency, RooflineCost, TableCost
-from devices.describe.field_types import DEFAULT, TYPES
-from devices.describe.fields import DEVICE_FIELDS, Field, read_fields, value_at
+from devices.describe.field_types import DEFAULT, TYPES, inside
+from devices.describe.fields import DEVICE_FIELDS, read_fields, value_at
 from sim.base import plugins
 from sim.base.errors import InputError, UnknownNameError, error_path
 from sim.base.options import require_call
@@ -95,7 +95,7 @@ def make_cost(
         if name == "tiles" and values.get("kind") == "npu":
             return _tiles(values)
         if name == "fixed":
-            read = read_fields({"fixed": parameters}, _FIXED)["fixed"]
+            read = inside("fixed", TYPES["duration by kind"].read, parameters)
             scaled = {kind: round_half_up(ns * slowdown) for kind, ns in read.items()}
             return FixedCost(scaled.pop(DEFAULT, None), scaled)
         if name == "table":
@@ -166,7 +166,6 @@ _OF_CORES: Final = ("scratchpad", "vector.scratchpad", "matrix.peak", "vector.pe
 """Keys of an NPU's cores: where one is given, the time of an op comes from its tiles."""
 _LOSSES: Final = ("efficiency", "memory_efficiency", "op_overhead")
 """Keys that tell by kind of op how far it stays below the roofline."""
-_FIXED: Final = {"fixed": Field("fixed", "duration by kind", "duration of all ops, or of each kind")}
 _ROOFLINE: Final = {
     name: DEVICE_FIELDS[name] for name in ("peak", "bandwidth", "dtype", *_LOSSES, "kernel_floor")
 }

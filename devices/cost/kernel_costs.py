@@ -60,7 +60,6 @@ START_COLD: Final = frozenset(("products", "bmm", "linear"))
 _AMPERE_SHARE: Final = 0.62
 """Of Hopper's peak that instructions of Ampere reach (arXiv:2402.13499), as FlashAttention-2 has them:
 PyTorch's attention."""
-_NUMBER: Final = (int, float)
 _IN_PROGRAM: Final = 0.1
 """Half width (log) that a program adds to a kernel's: neighbours, clock and caches are not those of one that
 runs again and again. Beyond what tables are off, kinds of op of BERT in fp32 on four GPUs were off by 0.06
@@ -96,7 +95,7 @@ class Ops:
     def column(self, name: str, default: float | FloatArray = np.nan) -> FloatArray:
         """Return an attribute as numbers; `default` where it is not given, or is no number > 0."""
         given = (each.get(name, 0) for each in self.attributes)
-        values = np.array([x if isinstance(x, _NUMBER) else 0 for x in given], float)
+        values = np.array([x if isinstance(x, int | float) else 0 for x in given], float)
         return np.where(values > 0, values, default)
 
     def columns(self, names: str, **defaults: float) -> dict[str, FloatArray]:
