@@ -25,8 +25,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from devices.describe.field_types import dtype_name
-from devices.describe.fields import Field, read_fields
+from devices.describe.field_types import TYPES, dtype_name, inside, keys_of
 from sim.base.arrays import BoolArray, FloatArray, IntArray, group_pairs
 from sim.base.errors import InputError, UnknownNameError
 from sim.graph.graph import Graph
@@ -73,7 +72,7 @@ class Measured(NamedTuple):
         >>> Measured.read({"dtypes": ["bfloat16"], "contains": ["gap"]})
         Measured(dtypes=('bf16',), contains=('gap',))
         """
-        return cls(**read_fields(spec, _FIELDS, "measured"))
+        return cls(**inside("measured", _MEASURED.read, spec))
 
     def to_json(self) -> dict[str, list[str]]:
         """Return what `read` reads."""
@@ -96,10 +95,9 @@ NOTHING_SAID: Final = Measured()
 """Of a table that does not say: any data type, and kernels alone."""
 
 
-_FIELDS: Final = {
-    "dtypes": Field("dtypes", "dtypes", "of the measured ops"),
-    "contains": Field("contains", "contents", "what is in a duration besides the kernel"),
-}
+_MEASURED: Final = keys_of(
+    {"dtypes": TYPES["dtypes"], "contains": TYPES["contents"]}, "{dtypes: [bf16], contains: [gap]}"
+)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ def _choice_type(words: Sequence[str], options: Mapping[str, Type], shown: str, 
 
     Read, it is a mapping: ``ecmp`` is ``{name: ecmp}``. Without `of` all may have options, even alone.
     """
-    plain, whole = one_of(*words), _keys({"name": one_of(*([of] if of else words)), **options}, "")
+    plain, whole = one_of(*words), keys_of({"name": one_of(*([of] if of else words)), **options}, "")
 
     def read(value: object) -> Any:
         given = whole.read(value) if isinstance(value, Mapping) else {"name": plain.read(value)}
@@ -334,7 +334,7 @@ def _by_name(each: Type, what: str, shown: str) -> Type:
     return Type(read, shown, mapping_of(each.schema))
 
 
-def _keys(types: Mapping[str, Type], shown: str, *, by_key: bool = False) -> Type:
+def keys_of(types: Mapping[str, Type], shown: str, *, by_key: bool = False) -> Type:
     """Return a mapping that has these keys at most."""
 
     def read(value: object) -> dict[str, Any]:
@@ -369,7 +369,7 @@ _SHARE: Final = {"type": ["number", "string"]}
 _COUNT: Final = {"type": "integer", "minimum": 1}
 
 _DURATION: Final = quantity(units.parse_duration, DURATION, "10us")
-_BUSY_AND_IDLE: Final = _keys(
+_BUSY_AND_IDLE: Final = keys_of(
     dict.fromkeys(Power._fields, quantity(units.parse_power, POWER, "300W")), "{busy: 300W, idle: 60W}"
 )
 _SIZE: Final = quantity(units.parse_bytes, BYTES, "4MB")
@@ -394,7 +394,7 @@ MOST_LANES: Final = 65_536
 
 _LANES: Final = at_most(MOST_LANES)
 _EACH_STREAM: Final = _list_of(
-    _keys({"priority": _INTEGER, "partition": _WORD}, "{priority: -1}"), "[{priority: 0}, {priority: -1}]"
+    keys_of({"priority": _INTEGER, "partition": _WORD}, "{priority: -1}"), "[{priority: 0}, {priority: -1}]"
 )
 
 TYPES: Final[Mapping[str, Type]] = {
@@ -407,15 +407,15 @@ TYPES: Final[Mapping[str, Type]] = {
     "flops": _FLOPS,
     "flop rate": quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s"),
     "flop rate by dtype": _PEAK,
-    "matrix unit": _keys(
+    "matrix unit": keys_of(
         {"peak": _PEAK, "block_size": Type(_positive, "16", _COUNT), "kinds": _WORDS},
         "{peak: {fp16: 256TFLOP/s}, block_size: 16}",
         by_key=True,
     ),
-    "vector unit": _keys({"peak": _PEAK, "scratchpad": _CAPACITY}, "{peak: {fp16: 8TFLOP/s}}", by_key=True),
+    "vector unit": keys_of({"peak": _PEAK, "scratchpad": _CAPACITY}, "{peak: {fp16: 8TFLOP/s}}", by_key=True),
     "frequency": quantity(units.parse_frequency, FREQUENCY, "1.98GHz"),
     "power": replace(_BUSY_AND_IDLE, read=_power),
-    "graph launch": _keys(dict.fromkeys(("issue_cost", "gap"), _DURATION), "{issue_cost: 10us, gap: 1us}"),
+    "graph launch": keys_of(dict.fromkeys(("issue_cost", "gap"), _DURATION), "{issue_cost: 10us, gap: 1us}"),
     "dtype": _DTYPE,
     "dtypes": _list_of(_DTYPE, "[bf16, fp16]"),
     "fraction": _FRACTION,
