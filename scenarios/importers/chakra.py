@@ -45,6 +45,7 @@ from scenarios.importers.kineto.kineto_ranks import (
     process_group,
 )
 from scenarios.importers.tensor_flow import TaskFlow, Tensor, Touch, tensor_flow, written_arguments
+from sim.base.arrays import group_pairs
 from sim.base.errors import GraphError, InputError, in_file
 from sim.base.files import StrPath
 from sim.graph.builder import GraphBuilder
@@ -458,18 +459,20 @@ def _meet(traces: Sequence[_Trace]) -> None:
 
 def _send(traces: Sequence[_Trace]) -> None:
     """Match each recv with its send: the n-th of the same sender, receiver and tag."""
-    sent: dict[tuple[int, int, int], list[tuple[_Trace, int]]] = defaultdict(list)
-    got: dict[tuple[int, int, int], list[tuple[_Trace, int]]] = defaultdict(list)
-    for trace in traces:
-        for i in trace.issued:
-            if (message := trace.message(i)) is not None:
-                (sent if trace.nodes[i].type == "send" else got)[message].append((trace, i))
-    for key in dict.fromkeys([*sent, *got]):
-        if len(sent[key]) != len(got[key]):
+    ends = group_pairs(
+        (message, (trace, i))
+        for trace in traces
+        for i in trace.issued
+        if (message := trace.message(i)) is not None
+    )
+    for (sender, receiver, tag), calls in ends.items():
+        sent = [(trace, i) for trace, i in calls if trace.nodes[i].type == "send"]
+        got = [(trace, i) for trace, i in calls if trace.nodes[i].type == "recv"]
+        if len(sent) != len(got):
             raise InputError(
-                f"{(sent[key] or got[key])[0][0].path}: rank {key[0]} sends {len(sent[key])} messages with "
-                f"tag {key[2]} to rank {key[1]}, which receives {len(got[key])}"
+                f"{(sent or got)[0][0].path}: rank {sender} sends {len(sent)} messages with tag {tag} to rank "
+                f"{receiver}, which receives {len(got)}"
             )
-        for (source, k), (sink, i) in zip(sent[key], got[key], strict=True):
+        for (source, k), (sink, i) in zip(sent, got, strict=True):
             source.sends[k] = [source.nodes[k].amount("comm_size")]
             sink.arrives[i] = [source.names[k]]

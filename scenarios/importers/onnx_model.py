@@ -173,18 +173,13 @@ def _read_attributes(
     attributes: Mapping[str, Mapping[str, Any]] | str | None,
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the attributes of ops, from a mapping or from text."""
-    told: Any = attributes
-    wrong = InputError("attributes: should be {OP: {KEY: VALUE}}, as in {loop: {trips: 8}}")
-    if isinstance(attributes, str):
-        try:
-            told = yaml.safe_load(attributes)
-        except yaml.YAMLError:
-            raise wrong from None
-    if told is None:
-        return {}
-    if not isinstance(told, Mapping) or not all(isinstance(more, Mapping) for more in told.values()):
-        raise wrong
-    return told
+    try:
+        told: Any = (yaml.safe_load(attributes) if isinstance(attributes, str) else attributes) or {}
+    except yaml.YAMLError:
+        told = None
+    if isinstance(told, Mapping) and all(isinstance(more, Mapping) for more in told.values()):
+        return told
+    raise InputError("attributes: should be {OP: {KEY: VALUE}}, as in {loop: {trips: 8}}")
 
 
 def _check_kinds(model: Any, unknown: str) -> None:

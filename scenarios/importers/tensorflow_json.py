@@ -316,40 +316,32 @@ def _graph(file: File, batch: int | None, unknown: str) -> Graph:
             nbytes = recorded.tensors[name][0].nbytes if recorded.tensors[name] else 0
             builder.input(name, nbytes, device=recorded.pin(name))
     in_place = recorded.variables if CONTROL_FLOW_KINDS.isdisjoint(recorded.kinds.values()) else {}
-    for name, node in recorded.nodes.items():
-        if name not in recorded.externals:
-            after: list[str | tuple[str, int]] = [
-                before for before in node.get("control", []) if before not in recorded.externals
-            ]
-            read = recorded.sources[name][0][0] if recorded.sources[name] else ""
-            if recorded.kinds[name] == "read_variable" and read in in_place:
-                after += [(writer, 1) for writer in in_place[read].writers]
-            _add(builder, recorded, name, after)
-    return builder.build()
-
-
-def _add(
-    builder: GraphBuilder, recorded: RecordedNodes, name: str, after: list[str | tuple[str, int]]
-) -> None:
-    """Add the op of one node."""
-    node, sources = recorded.nodes[name], recorded.sources[name]
     variables, tensors = recorded.variables, recorded.tensors
-    given = tuple(None if source in variables else tensors[source][k] for source, k in sources)
-    written = tuple(tensors[name])
-    attributes = node.get("attributes", {})
-    facts = op_facts(node["op"], given, written, attributes)
-    sized = recorded.open.keys().isdisjoint([*sources, *((name, k) for k in range(len(written)))])
-    known, where = facts.kind in COSTS and sized, f"node {name!r} ({node['op']})"
-    builder.op(
-        name,
-        inputs=[
-            (output_name(source, k), int(recorded.kinds[source] == "next_iteration")) for source, k in sources
-        ],
-        after=after,
-        **op_arguments(facts, where, plain_attributes(attributes), known=known),
-        device=recorded.pin(name),
-        dtype=recorded.dtype(name),
-    )
+    for name, node in recorded.nodes.items():
+        if name in recorded.externals:
+            continue
+        sources = recorded.sources[name]
+        after: list[str | tuple[str, int]] = [
+            before for before in node.get("control", []) if before not in recorded.externals
+        ]
+        read = sources[0][0] if sources else ""
+        if recorded.kinds[name] == "read_variable" and read in in_place:
+            after += [(writer, 1) for writer in in_place[read].writers]
+        given = tuple(None if source in variables else tensors[source][k] for source, k in sources)
+        written = tuple(tensors[name])
+        facts = op_facts(node["op"], given, written, node.get("attributes", {}))
+        sized = recorded.open.keys().isdisjoint([*sources, *((name, k) for k in range(len(written)))])
+        known, where = facts.kind in COSTS and sized, f"node {name!r} ({node['op']})"
+        distances = (int(recorded.kinds[source] == "next_iteration") for source, _ in sources)
+        builder.op(
+            name,
+            inputs=[(output_name(*each), d) for each, d in zip(sources, distances, strict=True)],
+            after=after,
+            **op_arguments(facts, where, plain_attributes(node.get("attributes", {})), known=known),
+            device=recorded.pin(name),
+            dtype=recorded.dtype(name),
+        )
+    return builder.build()
 
 
 # -- checks ----------------------------------------------------------------------------------------

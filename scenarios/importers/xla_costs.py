@@ -177,6 +177,7 @@ COLLECTIVES: Final = {
 """Collectives; a permutation is an exchange in which each rank sends to one."""
 
 
+_COMPARISONS: Final = _words("LT:less LE:less_or_equal GT:greater GE:greater_or_equal NE:not_equal")
 _BY: Final = {"add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod", "and": "all", "or": "any"}
 _EXPANDED: Final = {
     "sinh": 13, "cosh": 5, "asin": 7, "acos": 5, "atan": 1, "asinh": 14, "acosh": 11, "atanh": 8,
@@ -229,14 +230,7 @@ def kind_of(instruction: Instruction, given: Sequence[Array]) -> str | None:
             return "cum_sum"
         return "max_pool" if by == "max" else "average_pool"
     if opcode == "compare":
-        words = {
-            "LT": "less",
-            "LE": "less_or_equal",
-            "GT": "greater",
-            "GE": "greater_or_equal",
-            "NE": "not_equal",
-        }
-        return words.get(instruction.attributes.get("direction", ""), "equal")
+        return _COMPARISONS.get(instruction.attributes.get("direction", ""), "equal")
     if opcode.startswith("batch-norm-"):
         return "batch_norm_grad" if opcode.endswith("grad") else "batch_norm"
     if opcode == "custom-call" and instruction.attributes.get("target") == "TopK":
@@ -361,14 +355,11 @@ class Convolution:
     @property
     def flops(self) -> int:
         """Two for each pair of an element of the image and one of the kernel; none for padding."""
-        pairs = (
-            2 * (self.x["f"] // max(1, self.group)) * self.y["f"] * (self.x["b"] // max(1, self.batch_group))
-        )
+        channels, batch = self.x["f"] // max(1, self.group), self.x["b"] // max(1, self.batch_group)
+        pairs = 2 * channels * self.y["f"] * batch
         for n, axis in enumerate(self.axes):
-            steps = (self.stride[n], self.kernel_step[n])
-            pairs *= _positions(
-                self.y[axis], self.w[axis], self.x[axis], steps, self.pads[n][0], self.image_step[n]
-            )
+            sizes, steps = (self.y[axis], self.w[axis], self.x[axis]), (self.stride[n], self.kernel_step[n])
+            pairs *= _positions(*sizes, steps, self.pads[n][0], self.image_step[n])
         return int(pairs)
 
     def sizes(self) -> dict[str, Any]:

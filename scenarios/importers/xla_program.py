@@ -153,14 +153,7 @@ _NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
     "not": lambda x: int(not x),
     "select": lambda chosen, yes, no: yes if chosen else no,
 }
-_COMPARED: Final = {
-    "LT": operator.lt,
-    "LE": operator.le,
-    "GT": operator.gt,
-    "GE": operator.ge,
-    "EQ": operator.eq,
-    "NE": operator.ne,
-}
+_COMPARED: Final = {name: getattr(operator, name.lower()) for name in ("LT", "LE", "GT", "GE", "EQ", "NE")}
 _LARGEST: Final = 2**63
 
 

@@ -86,12 +86,8 @@ class Slice:
     fed_by: list[int]
     launches: bool
     more: dict[str, Any]
+    duration_ns: int
     before: list[Slice] = field(default_factory=list)
-    duration_ns: int = 0
-
-    def __post_init__(self) -> None:
-        """Set the duration from start and end."""
-        self.duration_ns = self.end_ns - self.start_ns
 
     @property
     def is_op(self) -> bool:
@@ -159,7 +155,7 @@ def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice
         raise ValueError(f"after is no list but {fed_by!r:.40}")
     return Slice(
         *(name, kind, device, lane, attributes, start, end),
-        *(whole(args, "External id"), fed_by, launches, more),
+        *(whole(args, "External id"), fed_by, launches, more, end - start),
     )
 
 
