@@ -465,13 +465,13 @@ def _send(traces: Sequence[_Trace]) -> None:
         for i in trace.issued
         if (message := trace.message(i)) is not None
     )
-    for (sender, receiver, tag), calls in ends.items():
+    for (sender, receiver, tag), calls in sorted(ends.items()):
         sent = [(trace, i) for trace, i in calls if trace.nodes[i].type == "send"]
         got = [(trace, i) for trace, i in calls if trace.nodes[i].type == "recv"]
         if len(sent) != len(got):
             raise InputError(
-                f"{(sent or got)[0][0].path}: rank {sender} sends {len(sent)} messages with tag {tag} to rank "
-                f"{receiver}, which receives {len(got)}"
+                f"{(sent or got)[0][0].path}: rank {sender} sends {len(sent)} messages with tag {tag} to "
+                f"rank {receiver}, which receives {len(got)}"
             )
         for (source, k), (sink, i) in zip(sent, got, strict=True):
             source.sends[k] = [source.nodes[k].amount("comm_size")]
