@@ -227,11 +227,6 @@ class CostedOperator(NamedTuple):
     attributes: dict[str, Any]
 
 
-def is_view(operator: Operator) -> bool:
-    """Whether an operator only views its input, or does no work."""
-    return aten.plain_name(operator.name) in _NO_WORK or _kind(operator) in _FREE
-
-
 def known_cost(operator: Operator) -> CostedOperator | None:
     """Return the cost of an operator; None if it has no formula, or moves nothing."""
     name = aten.plain_name(operator.name)
@@ -239,7 +234,7 @@ def known_cost(operator: Operator) -> CostedOperator | None:
         if name == "convolution_backward":
             return _convolution_backward(operator)
         kind = _kind(operator)
-        if kind is None or is_view(operator):
+        if kind is None or kind in _FREE or name in _NO_WORK:
             return None
         given, made = list(tensors(operator.inputs)), list(tensors(operator.outputs))
         attributes = _attributes_of(name, _node(operator))

@@ -329,11 +329,13 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
             facts = OpFacts(kind, _facts(tensors, dtype), _facts([node], dtype), attributes)
         attributes = {"aten": str(node.target), "arguments": plain_arguments(said), **facts.attributes}
         where = f"{node.name} ({node.target})"
+        read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
+        computing = [*read, *_values(node)]  # it computes in the type of what it reads, or else writes
         refs[node] = builder.op(
             node.name,
             inputs=[refs[tensor] for tensor in tensors],
             **op_arguments(facts, where, attributes, known=facts.kind in COSTS),
-            dtype=_computed_in(node, dtype),
+            dtype=dtypes.math_dtype([_dtype(value, dtype) for value in computing]),
         )
     return builder.build()
 
@@ -385,9 +387,3 @@ def _dtype(value: Any, dtype: str | None) -> str:
     own = str(value.dtype).removeprefix("torch.")
     name = dtypes.TENSORFLOW.get(own, own)
     return dtype if dtype is not None and name in dtypes.FLOATING else dtypes.check_dtype(name)
-
-
-def _computed_in(node: Any, dtype: str | None) -> str | None:
-    """Return the type of arithmetic: that of the tensors read, else that of what is written."""
-    read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
-    return dtypes.math_dtype([_dtype(value, dtype) for value in [*read, *_values(node)]])

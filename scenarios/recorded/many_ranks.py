@@ -119,10 +119,7 @@ def _check(graph: Graph, layout: ManyRanks) -> None:
         found = f"has tasks on {', '.join(sorted(gpus))}" if gpus else "is none: no op says where it ran"
         raise InputError(f"the recording {found}; that of a rank has one GPU", path=("ranks",))
     if layout.parallel.get("pp", 1) > 1:
-        raise InputError(
-            "stages of a pipeline run different programs, which the recording of one does not have",
-            path=("ranks", "pp"),
-        )
+        raise InputError("stages of a pipeline run programs of their own", path=("ranks", "pp"))
 
 
 def _key(graph: Graph, op: int) -> str:
@@ -183,9 +180,8 @@ def _transferring(
     if layout.collectives == "machine":
         if unsized:
             raise InputError(
-                f"the recording does not say the sizes of {len(unsized)} of {len(met)} collectives, "
-                f"{graph.op_names[unsized[0]]!r} for one, so that no machine can say how long they take; an "
-                "execution graph of the program would (execution_graph)",
+                f"the recording lacks the sizes of {len(unsized)} of {len(met)} collectives, such as "
+                f"{graph.op_names[unsized[0]]!r}; an execution graph has them (execution_graph)",
                 path=("ranks", "collectives"),
             )
         ns[list(met)] = UNSET
@@ -194,11 +190,8 @@ def _transferring(
             timed = [int(ns[op]) for op in same if ns[op] != UNSET]
             ns[same] = min(timed, default=UNSET)
         if unsized:
-            warnings.warn(
-                f"the sizes of {len(unsized)} of {len(met)} collectives are not known: they keep their "
-                "recorded times, with what they waited",
-                stacklevel=4,
-            )
+            what = f"the sizes of {len(unsized)} of {len(met)} collectives are not known"
+            warnings.warn(f"{what}: they keep their recorded times, with what they waited", stacklevel=4)
     attributes = dict(graph.attributes)
     for op, name in met.items():
         recorded = {"recorded_ns": int(graph.duration_ns[op])} if graph.duration_ns[op] != UNSET else {}
@@ -237,10 +230,7 @@ def format_of(path: StrPath) -> str | None:
         raise InputError(f"{path}: is not read as it is; `nsys export --type sqlite` writes what is")
     refuse_no_graph(path, b"")
     if (name := os.path.basename(path)).endswith(_MODELS):
-        raise InputError(
-            f"{path}: is a model, not a scenario; name it in one, as in `workload: {{graph: {name}}}`, or "
-            f"make a graph file of it: sim import {name} --out {name.partition('.')[0]}.json.gz"
-        )
+        raise InputError(f"{path}: is a model, not a scenario; name it in one: `workload: {{graph: {name}}}`")
     if not name.endswith(_ENDINGS):
         return "graph" if is_instance(path) else None
     try:

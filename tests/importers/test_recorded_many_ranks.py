@@ -197,7 +197,7 @@ def test_sizes_that_are_not_known_are_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="the sizes of 1 of 1 collectives are not known: they keep"):
         made = on_layout(graph, layout({"dp": 2}))
     assert made.duration_ns[made.is_kind("all_reduce")].tolist() == [40_000, 40_000]
-    with pytest.raises(InputError, match="does not say the sizes of 1 of 1 collectives"):
+    with pytest.raises(InputError, match="lacks the sizes of 1 of 1 collectives"):
         on_layout(graph, layout({"dp": 2}, collectives="machine"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -207,7 +207,7 @@ def test_sizes_that_are_not_known_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "says"),
     [
-        ("{parallel: {pp: 2}}", r"workload\.ranks\.pp: stages of a pipeline run different programs"),
+        ("{parallel: {pp: 2}}", r"workload\.ranks\.pp: stages of a pipeline run programs of their own"),
         ("{parallel: {dp: 3}}", r"workload\.ranks: the group '1' .* has 2 ranks, which fits no dimension"),
         ("{parallel: {dp: 2}, groups: {x: dp}}", r"workload\.ranks\.groups\.x: no collective .* is on 'x'"),
         ("{parallel: {dp: 2}, groups: {'1': tp}}", r"workload\.ranks\.groups\.1: 'tp' is no dimension"),

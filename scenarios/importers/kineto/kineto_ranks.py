@@ -44,6 +44,7 @@ from sim.base.files import StrPath
 #   those of ranks whose clocks are known, beginning with the lowest rank. Sends, receives, broadcasts and
 #   reductions to one rank do not end together, and do not count. Processes of one recording share a clock.
 
+_ALONE: Final = "keep their recorded times, and do not wait for each other"
 END_TOGETHER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 """Collectives that end on all ranks together, because each needs data from every other rank."""
 
@@ -124,11 +125,8 @@ def communicators(calls: Mapping[int, Sequence[RecordedCall]], paths: Mapping[in
     if not groups and others:
         raise InputError(f"{first}: has no collective of NCCL that it shares with another rank")
     if not groups and len(calls) > 1:
-        warnings.warn(
-            f"{first}: {len(calls)} ranks share no collective of NCCL: they run beside one another, and "
-            "calls of MPI take as long as recorded",
-            stacklevel=6,
-        )
+        what = f"{first}: {len(calls)} ranks share no collective of NCCL"
+        warnings.warn(f"{what}: they run beside one another, with MPI's calls as recorded", stacklevel=6)
     return groups
 
 
@@ -160,11 +158,8 @@ def _pairs(calls: Mapping[int, Sequence[RecordedCall]]) -> Groups:
     met = {key: both for key, both in found.items() if len({*map(len, both.values())}) + 1 == len(both) == 2}
     alone = sum(len(tasks) for key, both in found.items() if key not in met for tasks in both.values())
     if alone:
-        warnings.warn(
-            f"{alone} kernels send or receive between two ranks, and it is not clear whom they met; they "
-            "keep their recorded times, and do not wait for each other",
-            stacklevel=6,
-        )
+        what = f"{alone} kernels send or receive between two ranks, and it is not clear whom they met"
+        warnings.warn(f"{what}; they {_ALONE}", stacklevel=6)
     return {f"{name}.{source}-{target}": both for (name, source, target), both in met.items()}
 
 
@@ -201,16 +196,14 @@ def _check_members(
     first, mine = next(iter(members.items()))
     for rank in wanted or members:
         theirs = members.get(rank, [])
-        where = f"{paths.get(rank, paths[first])}: communicator {name!r}"
-        both = f"{where}: rank {rank} has {len(theirs)} collectives and rank {first} has {len(mine)}"
+        told = f"rank {rank} has {len(theirs)} collectives and rank {first} has {len(mine)}"
         for n, (a, b) in enumerate(zip(mine, theirs, strict=False)):
             if a.kind != b.kind:
-                raise InputError(
-                    f"{where}: number {n} is {b.kind} on rank {rank} and {a.kind} on rank {first}; they "
-                    "are of different jobs or steps"
-                )
-        if len(mine) != len(theirs):
-            raise InputError(f"{both}; they are of different jobs, or not recorded over the same steps")
+                told = f"number {n} is {b.kind} on rank {rank} and {a.kind} on rank {first}"
+                break
+        if [call.kind for call in mine] != [call.kind for call in theirs]:
+            where = f"{paths.get(rank, paths[first])}: communicator {name!r}"
+            raise InputError(f"{where}: {told}; they are of different jobs, or not of the same steps")
 
 
 def clock_offsets(
@@ -247,10 +240,8 @@ def clock_offsets(
         if paths[rank] not in by_file:
             apart = [known[key] - end for key, end in ends[rank].items() if key in known]
             if not apart:
-                raise InputError(
-                    f"{paths[rank]}: rank {rank} has no collective that ends together with one of rank "
-                    f"{first}, so their clocks cannot be compared"
-                )
+                what = f"rank {rank} has no collective that ends together with one of rank {first}"
+                raise InputError(f"{paths[rank]}: {what}, so their clocks cannot be compared")
             by_file[paths[rank]] = sorted(apart)[len(apart) // 2]
         offsets[rank] = by_file[paths[rank]]
         known = {key: end + offsets[rank] for key, end in ends[rank].items()} | known
@@ -389,11 +380,8 @@ def _meetings(
                 message = tasks[rank].message if agree else (0, 0)
                 found[rank][i] = Meeting(name, transfer_ns, message, tasks[rank].peer)
     if buffered:
-        warnings.warn(
-            f"{buffered} sends ended before their recvs began, as what they sent was buffered; they keep "
-            "their recorded times, and do not wait for each other",
-            stacklevel=5,
-        )
+        what = f"{buffered} sends ended before their recvs began, as what they sent was buffered"
+        warnings.warn(f"{what}; they {_ALONE}", stacklevel=5)
     return found
 
 
