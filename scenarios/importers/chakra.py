@@ -36,14 +36,9 @@ from typing import Any, Final, Literal
 
 from scenarios.importers.chakra_nodes import ChakraNode, arguments, process_groups, read_nodes
 from scenarios.importers.files import TRACES, all_files, job_name, stem
+from scenarios.importers.kineto import kineto_ranks
 from scenarios.importers.kineto.kernel_names import kind_of, short_name
-from scenarios.importers.kineto.kineto_ranks import (
-    RecordedCall,
-    clock_offsets,
-    communicators,
-    files_of_ranks,
-    process_group,
-)
+from scenarios.importers.kineto.kineto_ranks import RecordedCall
 from scenarios.importers.tensor_flow import TaskFlow, Tensor, Touch, tensor_flow, written_arguments
 from sim.base.arrays import group_pairs
 from sim.base.errors import GraphError, InputError, in_file
@@ -157,7 +152,7 @@ def _ranks(paths: Sequence[StrPath], one: bool) -> list[tuple[int, StrPath]]:
         if name is None or len(name[1]) > 9:
             raise InputError(f"{path}: does not say which rank it is; its name should end as in trace.3.et")
         ranks.append(int(name[1]))
-    return [(rank, paths[file]) for rank, file in files_of_ranks(ranks, paths).items()]
+    return [(rank, paths[file]) for rank, file in kineto_ranks.files_of_ranks(ranks, paths).items()]
 
 
 class _Trace:
@@ -393,7 +388,7 @@ class _Trace:
             found["recorded_start_ns"] = node.start_ns - self.begin_ns
         name = node.attributes.get("pg_name")
         if name is not None and not node.on_host:
-            found |= process_group(str(name), str(self._ranks_of_groups.get(str(name), "")))
+            found |= kineto_ranks.process_group(str(name), str(self._ranks_of_groups.get(str(name), "")))
         if i in self.communicator:
             found["communicator"] = self.communicator[i][0]
             if node.duration_ns:
@@ -443,7 +438,7 @@ def _meet(traces: Sequence[_Trace]) -> None:
     calls = {trace.rank or 0: trace.calls() for trace in traces}
     if not any(call for own in calls.values() for call in own):
         return
-    groups = communicators(calls, paths)
+    groups = kineto_ranks.communicators(calls, paths)
     for name, members in groups.items():
         for met in zip(*members.values(), strict=True):
             together = [traces[rank].nodes[i].duration_ns for rank, i in zip(members, met, strict=True)]
@@ -451,7 +446,7 @@ def _meet(traces: Sequence[_Trace]) -> None:
                 traces[rank].communicator[i] = name, len(members)
                 traces[rank].transfer_ns[i] = min(together)
     if all(trace.begin_ns is not None for trace in traces):
-        offsets = clock_offsets(calls, groups, paths)
+        offsets = kineto_ranks.clock_offsets(calls, groups, paths)
         first = min((trace.begin_ns or 0) + offsets[trace.rank or 0] for trace in traces)
         for trace in traces:
             trace.begin_ns = first - offsets[trace.rank or 0]

@@ -71,14 +71,12 @@ def refuse_no_graph(path: StrPath, head: bytes) -> None:
         )
     if _SCENARIO.search(head):
         raise InputError(
-            f"{path}: is a scenario; `sim run {path} --show-graph BEFORE.json AFTER.json` writes its graph, "
-            "before and after the compile steps"
+            f"{path}: is a scenario; `sim run {path} --show-graph BEFORE.json AFTER.json` writes its graph"
         )
     if head.lstrip().startswith(b"{") and b'"model_type"' in head:
         raise InputError(
-            f"{path}: has a model's sizes, and no graph; name it in a scenario: "
-            f"`workload: {{train: {{model: ./{os.path.basename(path)}, ...}}}}`, or serving "
-            "(docs/training.md, docs/serving.md)"
+            f"{path}: has a model's sizes, and no graph; name it in a scenario (docs/training.md, "
+            f"docs/serving.md): `workload: {{train: {{model: ./{os.path.basename(path)}, ...}}}}`"
         )
     if _EXECUTION_GRAPH.search(head) and b'"nodes"' in head:
         raise InputError(

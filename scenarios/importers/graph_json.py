@@ -40,17 +40,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from policies.rewrite.records import numbers_of, words_of
+from scenarios.importers import graph_columns
 from scenarios.importers.files import as_utf8, parse
-from scenarios.importers.graph_columns import (
-    FILE,
-    SCHEMA,
-    FunctionRecord,
-    GraphFileRecord,
-    OpRecord,
-    OpSlope,
-    TensorRecord,
-    read_columns,
-)
+from scenarios.importers.graph_columns import FILE, SCHEMA, GraphFileRecord
 from scenarios.ops.inlining import Function, add_ops
 from sim.base.arrays import UNSET, Csr, IntArray
 from sim.base.errors import GraphError, InputError, in_file
@@ -243,11 +235,11 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _tensors(graph: Graph, slope: BatchSlope | None) -> Iterator[TensorRecord]:
+def _tensors(graph: Graph, slope: BatchSlope | None) -> Iterator[graph_columns.TensorRecord]:
     """Yield a record for every tensor that no op produces."""
     for t, name in enumerate(graph.external_names):
         role: Literal["input", "parameter"] = "input" if graph.tensor_role[t] == Role.INPUT else "parameter"
-        record = TensorRecord(name=name, role=role, nbytes=int(graph.tensor_nbytes[t]))
+        record = graph_columns.TensorRecord(name=name, role=role, nbytes=int(graph.tensor_nbytes[t]))
         if graph.tensor_pin[t] != UNSET:
             record["device"] = graph.pins[graph.tensor_pin[t]]
         if slope is not None and slope.tensor_nbytes[t]:
@@ -377,7 +369,7 @@ def read_graph(path: StrPath, *, batch: int | None = None) -> Graph:
     <Graph 'inception_v1': 143 ops, 260 tensors, 169 edges>
     """
     content = as_utf8(read_bytes(path))
-    read = read_columns(content) if batch is None else None
+    read = graph_columns.read_columns(content) if batch is None else None
     file = parse(FILE, content, path) if read is None else read[0]
     del content
     builder = GraphBuilder(file["name"])
@@ -407,12 +399,12 @@ def own_batch(path: StrPath) -> int | None:
     return parse(FILE, as_utf8(read_bytes(path)), path).get("batch")
 
 
-def _function(record: FunctionRecord) -> Function:
+def _function(record: graph_columns.FunctionRecord) -> Function:
     ops = tuple(_arguments(op) for op in record["ops"])
     return Function(record["name"], tuple(record.get("inputs", [])), ops, tuple(record["results"]))
 
 
-def _arguments(op: OpRecord) -> dict[str, Any]:
+def _arguments(op: graph_columns.OpRecord) -> dict[str, Any]:
     """Return the arguments of `GraphBuilder.op` for a record."""
     if "duration_by_kind_ns" not in op and "per_sample" not in op:
         return op  # type: ignore[return-value]
@@ -424,25 +416,18 @@ def _arguments(op: OpRecord) -> dict[str, Any]:
 def _slope(file: GraphFileRecord, graph: Graph) -> BatchSlope:
     """Return by how much the numbers in `file` grow with each sample."""
     if "batch" not in file:
-        raise InputError(
-            "its numbers are for one batch size only (there is no 'batch' and 'per_sample' in it), so the "
-            "batch cannot be set; import the model itself at that batch size"
-        )
-    slopes = [op.get("per_sample", OpSlope()) for op in file["ops"]]
+        only = "its numbers are for one batch size only (there is no 'batch' and 'per_sample' in it)"
+        raise InputError(f"{only}; import the model itself at the batch size wanted")
+    slopes = [op.get("per_sample", graph_columns.OpSlope()) for op in file["ops"]]
     sizes = [tensor.get("per_sample", {"nbytes": 0})["nbytes"] for tensor in file.get("tensors", [])]
     for i, (slope, n_outputs) in enumerate(zip(slopes, graph.outputs.counts().tolist(), strict=True)):
-        outputs = slope.get("outputs", [0] * n_outputs)
+        where, outputs = f"ops[{i}] ({graph.op_names[i]}).per_sample", slope.get("outputs", [0] * n_outputs)
         if len(outputs) != n_outputs:
-            raise InputError(
-                f"ops[{i}] ({graph.op_names[i]}).per_sample.outputs: {len(outputs)} sizes for "
-                f"{n_outputs} output(s)"
-            )
+            raise InputError(f"{where}.outputs: {len(outputs)} sizes for {n_outputs} output(s)")
         sizes.extend(outputs)
         for key in slope.get("attributes", {}):
             if type(graph.attributes.get(i, {}).get(key)) is not int:
-                raise InputError(
-                    f"ops[{i}] ({graph.op_names[i]}).per_sample.attributes.{key}: it is no whole number"
-                )
+                raise InputError(f"{where}.attributes.{key}: it is no whole number")
     nbytes = np.array(sizes, dtype=np.int64)
 
     def column_of(key: Literal["bytes_read", "bytes_written"], rows: Csr) -> IntArray:

@@ -314,9 +314,9 @@ def control_values(node: Any, values: Values, path: str, told: Told, enter: _Ent
     about = told.get(name, {})
     for key in about:
         if key not in _KEYS[node.op_type]:
+            known = " and ".join(_KEYS[node.op_type])
             raise InputError(
-                f"attributes of {name!r}: a node {node.op_type} has no {key!r} to be told, but "
-                + " and ".join(_KEYS[node.op_type])
+                f"attributes of {name!r}: a node {node.op_type} has no {key!r} to be told, but {known}"
             )
     return (_if if node.op_type == "If" else _loop)(node, values, name, about, enter)
 
@@ -334,10 +334,8 @@ def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _
     known, outcome = constant(node.input[0], values), about.get("outcome")
     if known is not None:  # as in constant folding, the branch replaces the node
         if outcome is not None and outcome != known:
-            raise InputError(
-                f"attributes of {name!r}: its condition is the constant {str(bool(known)).lower()}, "
-                f"so its outcome cannot be {outcome!r}"
-            )
+            what = f"its condition is the constant {str(bool(known)).lower()}"
+            raise InputError(f"attributes of {name!r}: {what}, so its outcome cannot be {outcome!r}")
         taken = "then_branch" if known else "else_branch"
         scope = enter(taken, f"{name}/", {})
         return _together(node, _ends(node, taken, scope)), {taken: scope}
@@ -346,9 +344,9 @@ def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _
     found: Values = {}
     for output, a, b in zip(node.output, yes, no, strict=True):
         if output and (a.shape, a.elem) != (b.shape, b.elem) and not isinstance(outcome, bool):
+            shapes = f"{shape_text(a.shape)} from one branch and {shape_text(b.shape)} from the other"
             raise InputError(
-                f"node {name!r} (If) returns {output!r} as {shape_text(a.shape)} from one branch and "
-                f"{shape_text(b.shape)} from the other, or of another type; "
+                f"node {name!r} (If) returns {output!r} as {shapes}, or of another type; "
                 f"{_tell(name, 'outcome', 'true')}, always the same, and what follows has one shape"
             )
         end = b if outcome is False else a
@@ -362,10 +360,8 @@ def _ends(node: Any, attribute: str, scope: Scope) -> list[Value]:
     """Return the results of a branch, one for each output of the node."""
     outputs = graphs_of(node)[attribute].output
     if len(outputs) < len(node.output):
-        raise InputError(
-            f"node {node_name(node)!r} (If) has {len(node.output)} outputs, and its {attribute} returns "
-            f"{len(outputs)}"
-        )
+        what = f"has {len(node.output)} outputs, and its {attribute} returns {len(outputs)}"
+        raise InputError(f"node {node_name(node)!r} (If) {what}")
     return [scope.values[output.name] for output in outputs[: len(node.output)]]
 
 
@@ -402,21 +398,17 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
     ends = [scope.values[output.name] for output in body.output[1:]]
     for carried, start, end in zip(formal[2:], starts, ends[: len(starts)], strict=True):
         if start.shape != end.shape:
-            raise InputError(
-                f"node {name!r} (Loop) carries {carried!r}, which is {shape_text(start.shape)} in one "
-                f"iteration and {shape_text(end.shape)} in the next; one op cannot have the costs of both, "
-                "so pad it to its largest size in the model"
-            )
+            shapes = f"{shape_text(start.shape)} in one iteration and {shape_text(end.shape)} in the next"
+            what = f"node {name!r} (Loop) carries {carried!r}, which is {shapes}"
+            raise InputError(f"{what}; pad it to its largest size in the model")
     trips = _trips(node, values, name, about, constant(body.output[0].name, scope.values))
     found: Values = {}
     for k, (output, end) in enumerate(zip(node.output, ends[: len(node.output)], strict=True)):
         plain = replace(end, data=None, constant=False, from_shape=False)
         if k >= len(starts):  # a scan output: one row per iteration
             if not isinstance(trips, int):
-                raise InputError(
-                    f"node {name!r} (Loop) collects {body.output[k + 1].name!r} over its iterations, so its "
-                    f"trips must be one number, not {trips!r}"
-                )
+                what = f"node {name!r} (Loop) collects {body.output[k + 1].name!r} over its iterations"
+                raise InputError(f"{what}, so its trips must be one number, not {trips!r}")
             plain = replace(plain, shape=(trips, *end.shape), batch_first=False)
         found[output] = plain
     found.pop("", None)
@@ -452,10 +444,8 @@ def _check_trips(name: str, trips: Any, limit: int | None) -> int | Sequence[int
     counts = trips if isinstance(trips, list | tuple) else [trips]
     whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in counts)
     if not counts or not whole:
-        raise InputError(
-            f"attributes of {name!r}: trips is a count of at least 0, or a list with one for each time the "
-            f"loop is entered, not {trips!r}"
-        )
+        what = "trips is a count of at least 0, or a list with one for each time the loop is entered"
+        raise InputError(f"attributes of {name!r}: {what}, not {trips!r}")
     if limit is not None and max(counts) > max(limit, 0):
         raise InputError(
             f"attributes of {name!r}: trips {trips!r} is more than the model's own count, {limit}"

@@ -379,7 +379,7 @@ def test_reading_columns_and_reading_ops_give_the_same_graph(tmp_path_factory, g
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph_columns, "_BLOCK", block)
         fast = read_graph(path)
-        patch.setattr("scenarios.importers.graph_json.read_columns", lambda content: None)
+        patch.setattr(graph_columns, "read_columns", lambda content: None)
         assert columns(read_graph(path)) == columns(fast)
 
 

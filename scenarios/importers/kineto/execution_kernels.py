@@ -213,26 +213,18 @@ def _operators_of_launches(
     match = _by_number(slices, operators)
     if match is None:
         match = _by_name(slices, operators)
-        warnings.warn(
-            f"{graph}: its numbers are those of another recording than {trace}; operators are told by "
-            "thread, name and order",
-            stacklevel=5,
-        )
+        what = f"{graph}: its numbers are those of another recording than {trace}"
+        warnings.warn(f"{what}; operators are told by thread, name and order", stacklevel=5)
     known = Operators()
     thread, start_ns, end_ns = np.array([slices[i][:3] for i in match], np.int64).reshape(-1, 3).T
     known.add(thread, start_ns, end_ns, (slices[i].name for i in match), np.array([*match], np.int64))
     around = known.around(calls, np.arange(len(calls.correlation)))
     found = {correlation: match[i] for correlation, (_, i) in around.items()}
+    known_of = f"the operators of {len(found)} of {len(wanted)} GPU tasks"
     if 2 * len(found) < len(wanted):
-        raise InputError(
-            f"{graph}: is of another program than {trace}, or of fewer steps: it has the operators of "
-            f"{len(found)} of {len(wanted)} GPU tasks"
-        )
+        raise InputError(f"{graph}: is of another program than {trace}, or of fewer steps: it has {known_of}")
     if len(found) < len(wanted):
-        warnings.warn(
-            f"{graph}: has the operators of {len(found)} of {len(wanted)} GPU tasks; others get no tensors",
-            stacklevel=5,
-        )
+        warnings.warn(f"{graph}: has {known_of}; others get no tensors", stacklevel=5)
     return found
 
 

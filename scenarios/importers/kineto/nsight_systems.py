@@ -152,10 +152,8 @@ class _Tables:
             self.columns_of[table].add(column)
         if _STRINGS not in self.columns_of:
             found = ", ".join(sorted(self.columns_of)[:5]) or "no table"
-            raise InputError(
-                f"is no export of Nsight Systems (`nsys export --type sqlite`): no table {_STRINGS}, but "
-                f"{found:.80}"
-            )
+            what = "is no export of Nsight Systems (`nsys export --type sqlite`)"
+            raise InputError(f"{what}: no table {_STRINGS}, but {found:.80}")
         ids, texts = self.values(_STRINGS, ("id", "value"))
         self._strings = dict(zip(ids, texts, strict=True))
 
@@ -221,9 +219,7 @@ def _process(serial: IntArray) -> IntArray:
 def _read(tables: _Tables) -> list[Report]:
     tasks = group_pairs(row for kind in _TASKS for row in _tasks(tables, kind))
     if not tasks:
-        raise InputError(
-            "no kernel, copy or fill of a GPU in the recording (`nsys profile --trace=cuda,nvtx`)"
-        )
+        raise InputError("no kernel, copy or fill of a GPU in it (`nsys profile --trace=cuda,nvtx`)")
     calls = tables.numbers(f"{_CUPTI}RUNTIME", (*_SPAN, "correlationId", "globalTid", "nameId"))
     unsaid = tasks.pop(UNSET, [])  # as in older recordings
     if unsaid:
