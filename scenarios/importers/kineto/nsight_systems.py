@@ -219,7 +219,7 @@ def _process(serial: IntArray) -> IntArray:
 def _read(tables: _Tables) -> list[Report]:
     tasks = group_pairs(row for kind in _TASKS for row in _tasks(tables, kind))
     if not tasks:
-        raise InputError("no kernel, copy or fill of a GPU in the recording (`nsys profile --trace=cuda,nvtx`)")
+        raise InputError("no kernel, copy or fill of a GPU in the recording (`nsys profile --trace=cuda`)")
     calls = tables.numbers(f"{_CUPTI}RUNTIME", (*_SPAN, "correlationId", "globalTid", "nameId"))
     unsaid = tasks.pop(UNSET, [])  # as in older recordings
     if unsaid:
