@@ -160,9 +160,7 @@ def _importer(path: StrPath, format: str | None) -> Importer:
         return check_importer(format)
     if os.path.isdir(path):
         formats = " and ".join(TRACES)
-        raise InputError(
-            f"{path}: is a directory, not a file; the formats {formats} read one with the ranks of a job"
-        )
+        raise InputError(f"{path}: is a directory, not a file; {formats} read one with the ranks of a job")
     name, head = os.path.basename(os.fspath(path)), read_head(path)
     if not head:
         raise InputError(f"{path}: is empty")
@@ -184,13 +182,8 @@ def check_importer(name: str) -> Importer:
 
 
 _OF_DAMAGE: Final = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    StopIteration,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AttributeError, LookupError, RecursionError),
+    *(StopIteration, TypeError, ValueError),
 )
 """Exceptions caused by a file that is not what it seems to be."""
 
@@ -202,9 +195,8 @@ def _load(
     taken = dict(others)
     at_batch = {} if taken.pop("batch", None) is None else {"batch": batch}
     if batch is not None and not at_batch:
-        raise InputError(
-            f"{_file_names(path)}: its numbers are those of one batch size, so batch={batch} cannot be set"
-        )
+        only = "its numbers are those of one batch size"
+        raise InputError(f"{_file_names(path)}: {only}, so batch={batch} cannot be set")
     added = {} if "attributes" in taken else {"attributes": options.get("attributes", {})}
     own = {name: value for name, value in options.items() if name not in added}
     given = arguments(f"the importer of {_file_names(path)}", taken, own)

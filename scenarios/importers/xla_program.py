@@ -198,6 +198,7 @@ _SAME: Final = (
 )
 """Instructions whose first result is their first operand; a done passes on the result of its start."""
 
+_COMPILED: Final = "lowered.compile().as_text() has"
 _SHARDING: Final = re.compile(r"Sharding$|SPMD\w+Shape$|xla\.sdy\.|annotate_|MoveTo\w+$|PinToDevice\w*$|X64")
 """Custom calls that only annotate the placement of a tensor."""
 
@@ -250,14 +251,12 @@ class _Program:
         if self._module.for_cpu:
             told.append("was compiled for a CPU, whose fusions and types of numbers are not those of a GPU")
         if not self._module.compiled and len(self._builder) > 1:
-            told.append(
-                f"is not compiled: its {len(self._builder)} ops are kernels of their own, of which XLA makes "
-                "fewer; lowered.compile().as_text() has those, and compile: [fusion] makes some"
-            )
+            what = f"is not compiled: its {len(self._builder)} ops are kernels of their own"
+            told.append(f"{what}, of which XLA makes fewer; {_COMPILED} those, and compile: [fusion] some")
         if self._module.n_devices > 1 and (not self._collectives or self._outside):
+            n = self._module.n_devices
             told.append(
-                f"is for {self._module.n_devices} devices and not divided among them, so one does all; "
-                "lowered.compile().as_text() has the part of each, and their collectives"
+                f"is for {n} devices and not divided among them, so one does all; {_COMPILED} each part"
             )
         for one in told:
             warnings.warn(f"{path}: {one}", stacklevel=4)

@@ -273,19 +273,14 @@ def _change_durations(graph: Graph, which: BoolArray, change: Change, *, stays: 
     alone = which & roles.collectives(graph) & ~roles.has_key(graph, "communicator")
     alone &= roles.is_recording(graph)
     if alone.any():
-        warnings.warn(
-            f"{int(alone.sum())} collectives are of one rank alone: what they waited for other ranks is part "
-            "of their time, and changes with it; all ranks of the job together tell it apart",
-            stacklevel=4,
-        )
+        what = f"{int(alone.sum())} collectives are of one rank alone: what they waited for other ranks"
+        warnings.warn(f"{what} is part of their time, and changes with it", stacklevel=4)
     given = [graph.duration_ns, *graph.duration_by_kind.values()]
     unknown = ops[graph.longest_ns()[ops] == UNSET]
     if len(unknown):
         name = graph.op_names[int(unknown[0])]
-        raise InputError(
-            f"{len(unknown)} of {len(ops)} ops, {name!r} for one, have no duration of their own but that of "
-            "a device's cost model; a what-if changes durations that are given"
-        )
+        what = f"{len(unknown)} of {len(ops)} ops, {name!r} for one, have no duration of their own"
+        raise InputError(f"{what} but that of a device's cost model; a what-if changes given ones")
     columns = []
     for column in given:
         here, new = ops[column[ops] != UNSET], column.copy()
@@ -454,11 +449,8 @@ def _ratios(
     sure = which & np.isfinite(own)
     beyond = graph.duration_ns[sure].sum() / max(own[sure].sum(), 1.0)
     if sure.any() and not 1 / _DOUBTFUL < beyond < _DOUBTFUL:
-        warnings.warn(
-            f"device: from: recorded kernels take x{beyond:.3g} of what the cost model of {before.name} "
-            "says: is it the GPU of the recording?",
-            stacklevel=3,
-        )
+        what = f"recorded kernels take x{beyond:.3g} of what the cost model of {before.name} says"
+        warnings.warn(f"device: from: {what}: is it the GPU of the recording?", stacklevel=3)
     with np.errstate(divide="ignore", invalid="ignore"):
         its_own = np.abs(np.log(graph.duration_ns / own)) < np.log(_ANOTHER)
         moved = moved_ns(graph.duration_ns, own, other, same_generation=same) / graph.duration_ns
@@ -506,10 +498,8 @@ def _recorded_elsewhere(graph: Graph, source: str) -> str | None:
     for facts in graph.device_facts.values():
         own = [name for name in known if is_of_model(facts.get("description", ""), name)]
         if own and not any(name.startswith(source) for name in own):
-            return (
-                f"device: from: {source} is not the GPU of the recording, {facts['description']} "
-                f"({' or '.join(own)}): the durations are scaled by the wrong rates"
-            )
+            known_as = f"{facts['description']} ({' or '.join(own)})"
+            return f"device: from: {source} is not the GPU of the recording, {known_as}: the rates are wrong"
     return None
 
 

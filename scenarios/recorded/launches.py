@@ -69,11 +69,8 @@ def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int =
         raise InputError("this recording has no launch calls of the host, so nothing can be captured")
     captured = [part for thread in program.threads.values() for part in _capture(program, thread)]
     if gone_ns := sum(_dispatch_ns(program, part) for part in captured):
-        warnings.warn(
-            f"{format_duration(gone_ns)} that the host worked between launches is taken for dispatch, "
-            "which a replay does not repeat: this is the most that CUDA graphs can give",
-            stacklevel=3,
-        )
+        what = f"{format_duration(gone_ns)} that the host worked between launches is taken for dispatch"
+        warnings.warn(f"{what}, which goes: this is the most that CUDA graphs can give", stacklevel=3)
     for part in captured:
         _as_one_launch(program, part, launch_ns, node_ns)
     program.contract({name: [(first, 0)] for first, *others in captured for name in others})
@@ -185,11 +182,9 @@ def on_more_streams(graph: Graph, count: int) -> Graph:
                 _move(program, units, needs, spread, names)
                 guessed, changed = guessed or not known, True
     if guessed:
-        warnings.warn(
-            "streams: this recording does not tell which kernels read what others wrote; kernels of different"
-            " operators are taken to be independent, so this is the most that more streams can give",
-            stacklevel=2,
-        )
+        what = "streams: this recording does not tell which kernels read what others wrote"
+        how = "kernels of different operators are taken to be independent"
+        warnings.warn(f"{what}; {how}: this is the most that more streams can give", stacklevel=2)
     return program.graph() if changed else graph
 
 

@@ -244,9 +244,9 @@ def _launches(tasks: Sequence[GpuTask], calls: Calls) -> IntArray:
     for n in np.flatnonzero(other | (calls.start_ns[which] > calls.end_ns[first[same]])).tolist():
         one, two = (calls.names[calls.name[at]] for at in (first[same[n]], which[n]))
         correlation = int(calls.correlation[which[n]])
+        what = f"{one} and {two} both have correlation {correlation}"
         raise InputError(
-            f"{one} and {two} both have correlation {correlation}, so that "
-            f"nobody knows which launched {launched[correlation].name:.60}; of several "
+            f"{what}, so that nobody knows which launched {launched[correlation].name:.60}; of several "
             "processes each needs a trace of its own"
         )
     return np.sort(first)
