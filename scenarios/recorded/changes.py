@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
@@ -168,13 +169,14 @@ class WhatIf(Strict):
             stays = gone.host == "stays"
             yield ("remove",), lambda g: launches.remove_ops(g, gone.ops, host_work=stays)
         for n, one in enumerate(self.fuse):
-            yield ("fuse", n), _fused_by(launches.fuse_kernels, one)
+            fuse = partial(launches.fuse_kernels, words=one.ops, duration_ns=one.duration)
+            yield ("fuse", n), partial(fuse, host_work=one.host == "stays")
         if (to := self.device) is not None:
             yield ("device",), lambda g: durations.on_device(g, to.source, to.target, to.bound)
         if self.scale:
             yield ("scale",), lambda g: durations.scale_durations(g, self.scale)
-        if (more := self.bandwidth) is not None:
-            yield ("bandwidth",), lambda g: durations.more_bandwidth(g, more.collectives, more.transfers)
+        if (links := self.bandwidth) is not None:
+            yield ("bandwidth",), lambda g: durations.more_bandwidth(g, links.collectives, links.transfers)
         if (host := self.host) is not None:
             yield ("host",), lambda g: durations.faster_host(g, host)
         if (gap := self.gap) is not None:
@@ -184,19 +186,11 @@ class WhatIf(Strict):
         if (graphs := self.cuda_graph) is not None:
             launch_ns = launches.LAUNCH_NS if graphs.issue_cost is None else graphs.issue_cost
             node_ns = launches.NODE_NS if graphs.node is None else graphs.node
-            yield (
-                ("cuda_graph",),
-                lambda g: launches.with_cuda_graphs(g, launch_ns=launch_ns, node_ns=node_ns),
-            )
+            yield ("cuda_graph",), partial(launches.with_cuda_graphs, launch_ns=launch_ns, node_ns=node_ns)
             if graphs.gap is not None:
-                within = Change(value_ns=graphs.gap)
-                yield ("cuda_graph", "gap"), lambda g: durations.other_gap(g, within)
+                yield ("cuda_graph", "gap"), partial(durations.other_gap, change=Change(value_ns=graphs.gap))
         if "streams" in self.model_fields_set:
             yield ("streams",), lambda g: launches.on_more_streams(g, self.streams)
-
-
-def _fused_by(fused: Callable[..., Graph], one: Fuse) -> Callable[[Graph], Graph]:
-    return lambda g: fused(g, one.ops, duration_ns=one.duration, host_work=one.host == "stays")
 
 
 def _as_list(value: Any) -> Any:

@@ -36,7 +36,7 @@ from policies.rewrite.records import Edge, OpEntry
 from scenarios.recorded import select as roles
 from scenarios.recorded.program import RecordedProgram
 from scenarios.recorded.select import Names
-from sim.base.arrays import group_pairs
+from sim.base.arrays import BoolArray, group_pairs
 from sim.base.errors import InputError
 from sim.base.units import format_duration
 from sim.graph.graph import Graph
@@ -84,7 +84,9 @@ def _capture(program: RecordedProgram, thread: list[str]) -> Iterator[list[str]]
     length = 0  # up to and including the last launch
     for name in thread:
         is_launch = name in program.tasks_of
-        alone = is_launch and (program.wait_of(name) is not None or _brings_input(program, name))
+        kernels = (str(ops[task].attributes.get("kernel")) for task in program.tasks_of.get(name, ()))
+        brings_input = any(map(_FROM_HOST.search, kernels))
+        alone = is_launch and (brings_input or program.wait_of(name) is not None)
         queued = is_launch and "recorded_wait_ns" in ops[name].attributes  # waited for the full launch queue
         waits = not queued and any(before not in mine for before, _ in ops[name].after)
         if alone or waits or ops[name].kind == "synchronize":
@@ -103,12 +105,6 @@ def _dispatch_ns(program: RecordedProgram, part: list[str]) -> int:
     calls_ns = sum(program.call_ns(name) for name in part if name in program.tasks_of)
     before_ns = (program.records.ops[part[0]].duration_ns or 0) - program.call_ns(part[0])
     return sum(program.records.ops[name].duration_ns or 0 for name in part) - calls_ns - before_ns
-
-
-def _brings_input(program: RecordedProgram, launch: str) -> bool:
-    """Whether a launch copies from the host."""
-    tasks = (program.records.ops[name] for name in program.tasks_of[launch])
-    return any(_FROM_HOST.search(str(task.attributes.get("kernel"))) is not None for task in tasks)
 
 
 def _as_one_launch(program: RecordedProgram, part: list[str], launch_ns: int, node_ns: int) -> None:
@@ -467,11 +463,28 @@ def remove_ops(graph: Graph, words: Sequence[str], *, host_work: bool = True) ->
     Raises
     ------
     InputError
-        A word matches no op, or nothing would be left.
+        A word matches no op, nothing would be left, or a rank would be missing from a remaining collective.
     """
     which = np.any([*Names(graph).find_each(words)], axis=0)
     if which.all():
         raise InputError("nothing is left to run")
+    _refuse_alone(graph, which)
     program = RecordedProgram(graph)
     program.drop((graph.op_names[op] for op in np.flatnonzero(which).tolist()), host_work=host_work)
     return program.graph()
+
+
+def _refuse_alone(graph: Graph, which: BoolArray) -> None:
+    """Raise if a collective would be removed from only some ranks: the others would wait, or mismatch."""
+    left: dict[str, dict[str, int]] = {}
+    for op in graph.in_communicators:
+        of = left.setdefault(str(graph.attributes[op]["communicator"]), {})
+        pin = graph.pins[int(graph.pin_code[op])]
+        of[pin] = of.get(pin, 0) + (not which[op])
+    for name, counts in left.items():
+        most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+        if counts[most] != counts[least]:
+            raise InputError(
+                f"of communicator {name!r} {least} would have {counts[least]} collectives left and {most} "
+                f"{counts[most]}; remove them on all ranks"
+            )
