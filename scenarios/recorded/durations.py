@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from devices.machine import make_device
 from devices.presets import device_preset, presets
 from scenarios.recorded import select as roles
 from scenarios.recorded.select import Names
-from sim.base.arrays import UNSET, BoolArray, FloatArray
+from sim.base.arrays import UNSET, BoolArray, FloatArray, group_pairs
 from sim.base.errors import InputError, UnitError, UnknownNameError, error_path
 from sim.base.units import DURATION, parse_bandwidth, parse_duration, parse_flop_rate, round_half_up
 from sim.explain.communication import INSIDE, inside_ns
@@ -241,14 +242,9 @@ def _with_parts(graph: Graph, parts: Iterable[_Part]) -> Graph:
 
 def _next_on_thread(graph: Graph) -> dict[int, int]:
     """Return, for each op of a host thread, the next op of that thread."""
-    last: dict[tuple[int, object], int] = {}
-    following = {}
-    for op, number in graph.attribute("thread").items():
-        thread = int(graph.pin_code[op]), number
-        if thread in last:
-            following[last[thread]] = op
-        last[thread] = op
-    return following
+    number = graph.attribute("thread")
+    threads = group_pairs(((int(graph.pin_code[op]), number[op]), op) for op in number)
+    return {op: after for thread in threads.values() for op, after in pairwise(thread)}
 
 
 def _communicating(graph: Graph, names: Names | None, change: Change) -> Graph:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
@@ -476,11 +477,9 @@ def remove_ops(graph: Graph, words: Sequence[str], *, host_work: bool = True) ->
 
 def _refuse_alone(graph: Graph, which: BoolArray) -> None:
     """Raise if a collective would be removed from only some ranks: the others would wait, or mismatch."""
-    left: dict[str, dict[str, int]] = {}
+    left: dict[str, Counter[str]] = defaultdict(Counter)
     for op in graph.in_communicators:
-        of = left.setdefault(str(graph.attributes[op]["communicator"]), {})
-        pin = graph.pins[int(graph.pin_code[op])]
-        of[pin] = of.get(pin, 0) + (not which[op])
+        left[str(graph.attributes[op]["communicator"])][graph.pins[graph.pin_code[op]]] += not which[op]
     for name, counts in left.items():
         most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
         if counts[most] != counts[least]:

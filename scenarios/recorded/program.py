@@ -22,7 +22,7 @@ import numpy as np
 
 from policies.rewrite.records import Edge, OpEntry, read, write
 from scenarios.recorded import select as roles
-from sim.base.arrays import BoolArray
+from sim.base.arrays import BoolArray, group_pairs
 from sim.graph.graph import Graph, split_output
 
 _WAITS: Final = "synchronize"
@@ -60,15 +60,14 @@ class RecordedProgram:
         launches = _names_of(graph, roles.launches(graph))
         self.launch_of: dict[str, str] = {}
         self.tasks_of: dict[str, list[str]] = {name: [] for name in launches}
-        self.threads: dict[tuple[str | None, object], list[str]] = {}
-        self.lanes: dict[tuple[str | None, object], list[str]] = {}
+        of_ops = self.records.ops.values()
+        self.threads, self.lanes = (
+            group_pairs(((r.device, r.attributes[key]), r.name) for r in of_ops if key in r.attributes)
+            for key in ("thread", "stream")
+        )
         self._on_host = _names_of(graph, roles.has_key(graph, "thread"))
-        for record in self.records.ops.values():
-            own = record.attributes
-            if "thread" in own:
-                self.threads.setdefault((record.device, own["thread"]), []).append(record.name)
-            if "stream" in own:
-                self.lanes.setdefault((record.device, own["stream"]), []).append(record.name)
+        for record in of_ops:
+            if "stream" in record.attributes:
                 launch = next((name for name, _ in record.after if name in launches), None)
                 if launch is None and (before := self.delay_of(record)) is not None:
                     launch = self.launch_of.get(before)  # idle time has the launch of the task behind it
