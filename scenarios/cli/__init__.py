@@ -1,4 +1,4 @@
-"""The command line: ``sim VERB ...``, one file per verb.
+"""The command line: ``sim VERB ...``.
 
 Importing this package imports typer and nothing heavier, so that ``sim --help`` answers at once; a verb
 imports what it needs when it runs.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from scenarios.cli.text_tables import print_table, strong
+from scenarios.cli.output import print_table, strong
 from scenarios.report.diff import Answer
 from sim.base.errors import shorten
 from sim.base.units import format_duration

@@ -82,7 +82,6 @@ import re
 import signal
 import sys
 import threading
-from _thread import interrupt_main
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -327,15 +326,9 @@ def _watch(seconds: float, said: str, up: threading.Event, over: threading.Event
         return
     up.set()
     for _ in range(2):  # an interrupt in a finaliser or a callback of the garbage collector is lost
-        _interrupt()
+        # Unlike `interrupt_main`, a signal ends a wait for a lock or a pipe.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         if over.wait(_GRACE_S / 2):
             return
     print(said, file=sys.stderr, flush=True)
     os._exit(TimeLimitError.exit_status)
-
-
-def _interrupt() -> None:
-    if hasattr(signal, "pthread_kill"):  # unlike an interrupt, a signal ends a wait for a lock or a pipe
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-    else:
-        interrupt_main()

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import typer
 
 from scenarios.cli.terminal import escape, unwrap
-from scenarios.file.document import Document
-from scenarios.run.execute import Result, run_case
-from scenarios.run.scenario import Case, scenario_of
 from sim.base.errors import InputError, RunError, SimError
 from sim.base.plugins import Allowed
 
@@ -25,6 +22,8 @@ if TYPE_CHECKING:
 
     from scenarios.report.compare import Comparison
     from scenarios.report.outputs import Files
+    from scenarios.run.execute import Result
+    from scenarios.run.scenario import Case
     from scenarios.variants.repeat import Repeats
 
 
@@ -117,6 +116,9 @@ def cases_of(
     InputError
         A name is unknown or given twice.
     """
+    from scenarios.file.document import Document
+    from scenarios.run.scenario import scenario_of
+
     for i, name in enumerate(policies or ()):
         if policies and name in policies[:i]:
             raise InputError(f"--policy {name} is given twice")
@@ -131,6 +133,8 @@ def cases_of(
 
 def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Result]:
     """Run cases one after another, and report on stderr those that take longer than a second."""
+    from scenarios.run.execute import run_case
+
     results = []
     for case, of in _count_cases(cases):
         try:
@@ -228,8 +232,11 @@ def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
         finally:
             say_written(*written)
     if charts.open and results:
+        import webbrowser
+
         for path in pages:
-            _open_page(path)
+            if not webbrowser.open(Path(path).resolve().as_uri()):
+                typer.echo(f"no browser found here; open {path} in one, it needs no network", err=True)
     if not all(result.passed for result in results):
         raise typer.Exit(1)
 
@@ -246,14 +253,6 @@ def save_picture(picture: Axes | Figure, path: str) -> None:
 
     save(picture, path)
     say_written(path)
-
-
-def _open_page(path: str) -> None:
-    """Open a page in the browser of this desktop, or say that there is none."""
-    import webbrowser
-
-    if not webbrowser.open(Path(path).resolve().as_uri()):
-        typer.echo(f"no browser found here; open {path} in one, it needs no network", err=True)
 
 
 def run_repeatedly(cases: Sequence[Case], runs: int) -> list[Repeats]:

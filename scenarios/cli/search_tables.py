@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import typer
 
-from scenarios.cli.text_tables import print_table, strong
+from scenarios.cli.output import print_table, strong
 from scenarios.fields.goals import Goal, alike
 from scenarios.fields.results import DONE, column_of_result, shown_result
 from scenarios.report.pictures import as_yaml_line, rank_rows

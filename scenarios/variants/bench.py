@@ -27,7 +27,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
@@ -298,28 +298,13 @@ def bench(
     """
     _refuse_unknown(points)
     known = {point.path: known_of(point.path) for point in points}
-    if out is None:
-        return with_gaps(points, _rows(points, executor, None, done), known)
-    with sweeping(out) as kept:
-        rows = with_gaps(points, _rows(points, executor, kept, done), known)
-        write_rows(rows, out)
+    with nullcontext() if out is None else sweeping(out) as kept:
+        now = {} if kept is None else {point.key: f"{_stamp(point)} {program()}" for point in points}
+        rows = KeptRows(kept, now).complete(points, lambda left: run_on(executor, run_point, left), done)
+        rows = with_gaps(points, rows, known)
+        if out is not None:
+            write_rows(rows, out)
     return rows
-
-
-def _rows(
-    points: Sequence[Point], executor: Executor | None, kept: Path | None, done: Callable[[int, int], None]
-) -> list[Row]:
-    now = {} if kept is None else {point.key: f"{_stamp(point)} {program()}" for point in points}
-    rows = KeptRows(kept, now)
-
-    def run(left: Sequence[Point]) -> Iterator[tuple[Point, Row]]:
-        return (
-            ((each, run_point(each)) for each in left)
-            if executor is None
-            else run_on(executor, run_point, left)
-        )
-
-    return rows.complete(points, run, done)
 
 
 def _stamp(point: Point) -> str:
@@ -360,40 +345,27 @@ def contradictions(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-class Standing(NamedTuple):
-    """The results of a method on a set.
+def standings(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the results of each method on each set, in the order of the rows.
 
-    Attributes
-    ----------
-    instances : int
-        Number of instances on which it finished.
-    gap : float, optional
-        Mean gap over these; None if there are none.
-    best, proven : int
-        Number of instances on which it equals the best known value, and on which it proves optimality.
-    seconds : float
-        Mean time.
+    These are the number of instances on which it finished, its mean gap over them, the numbers of those on
+    which it equals the best known value, and on which it proves optimality, and its mean time.
     """
-
-    set: str
-    method: str
-    instances: int
-    gap: float | None
-    best: int
-    proven: int
-    seconds: float
-
-
-def standings(rows: Sequence[Row]) -> list[Standing]:
-    """Return the results of each method on each set, in the order of the rows."""
     found = []
     for (name, method), own in group_pairs(((row["set"], row["method"]), row) for row in rows).items():
-        ran = [row for row in own if row["gap"] is not None]
-        gaps = [row["gap"] for row in ran]
-        proven = sum(row["proven"] for row in ran)
-        seconds = fmean(row["seconds"] for row in own)
-        mean = fmean(gaps) if gaps else None
-        found.append(Standing(name, method, len(ran), mean, sum(gap <= 0 for gap in gaps), proven, seconds))
+        gaps = [row["gap"] for row in own if row["gap"] is not None]
+        proven = sum(row["proven"] for row in own if row["gap"] is not None)
+        found.append(
+            {
+                "set": name,
+                "method": method,
+                "instances": len(gaps),
+                "gap": fmean(gaps) if gaps else None,
+                "best": sum(gap <= 0 for gap in gaps),
+                "proven": proven if method == OPTIMUM else None,
+                "mean time": f"{fmean(row['seconds'] for row in own):.2f} s",
+            }
+        )
     return found
 
 

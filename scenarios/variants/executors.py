@@ -30,13 +30,11 @@ def without_interrupts() -> Iterator[None]:
     noted = current_thread() is main_thread() and callable(before)
     if noted:  # the mask below is for this thread only: another one may receive the signal
         signal.signal(signal.SIGINT, lambda *said: heard.append(said))
-    masks = hasattr(signal, "pthread_sigmask")
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if noted:
             signal.signal(signal.SIGINT, before)
             if heard and callable(before):
@@ -44,13 +42,14 @@ def without_interrupts() -> Iterator[None]:
 
 
 def run_on(
-    executor: Executor, run: Callable[[_P], _R], points: Iterable[_P], ahead: int | None = None
+    executor: Executor | None, run: Callable[[_P], _R], points: Iterable[_P], ahead: int | None = None
 ) -> Generator[tuple[_P, _R], None, None]:
     """Yield points with the results of `run`, as they finish.
 
     Parameters
     ----------
-    executor : concurrent.futures.Executor
+    executor : concurrent.futures.Executor or None
+        None: they run here, one after another.
     run : callable
     points : iterable
     ahead : int, optional
@@ -62,6 +61,9 @@ def run_on(
         A process ended unexpectedly.
     """
     left = iter(points)
+    if executor is None:
+        yield from ((point, run(point)) for point in left)
+        return
     running: dict[Future[_R], _P] = {}
     ended: SimpleQueue[Future[_R]] = SimpleQueue()  # an interrupt does not leave it locked
 

@@ -294,7 +294,7 @@ class Variants:
         ahead: int | None = None,
         stamp: str = "",
     ) -> Generator[tuple[Variant, Row], None, None]:
-        """Yield variants with their rows, as they end.
+        """Return an iterator of variants with their rows, as they end.
 
         Parameters
         ----------
@@ -313,11 +313,8 @@ class Variants:
         RunError
             A process ended unexpectedly.
         """
-        if executor is None:
-            for variant in variants:
-                yield variant, self.row(variant)
-            return
-        yield from run_on(executor, partial(run_variant, stamp, self._made_of), variants, ahead)
+        run = self.row if executor is None else partial(run_variant, stamp, self._made_of)
+        return run_on(executor, run, variants, ahead)
 
     def fitting(self, variants: Sequence[Variant]) -> tuple[list[Variant], dict[str, int]]:
         """Return the variants whose sizes fit together, and the number of those that do not, by reason.

@@ -22,7 +22,7 @@ HEAVY = (
     ),
     *(
         "policies.pipeline",
-        "scenarios.cli.verbs.sweep",
+        "scenarios.cli.verbs.search",
         "scenarios.importers",
         "scenarios.report.outputs",
         "scenarios.workloads.pipeline_workload",

@@ -11,7 +11,7 @@ from cli_runner import sim
 from typer.testing import CliRunner, Result
 
 from scenarios.cli import app
-from scenarios.cli.verbs import shipped as verbs
+from scenarios.cli.verbs import names as verbs
 from scenarios.run.load import load_scenario
 from scenarios.shipped import fill_template, shipped_scenarios, write_scenario
 

@@ -137,7 +137,7 @@ def test_a_scenario_runs_as_pasted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, code: str
 ) -> None:
     files_of_the_reader(tmp_path, code)
-    monkeypatch.setattr("scenarios.cli.running.run_case", partial(run_case, check=True))
+    monkeypatch.setattr("scenarios.run.execute.run_case", partial(run_case, check=True))
     path = write(tmp_path, code)
     result = sim("run", path)
     assert result.exit_code == 0, f"{page}: {result.output}"

@@ -286,7 +286,6 @@ def test_schedules_as_text() -> None:
         "cycle 3   (3,0) (2,1) (1,2)\ncycle 4         (3,1) (2,2)\ncycle 5               (3,2)\n"
     )
     arguments = ("schedule", "gpipe", "--ranks", 3, "--micro-batches", 4)
-    assert sim(*arguments, "--format", "clock").stdout == table
     text = sim(*arguments, "--set", "order=fifo").stdout
     assert text.startswith(table + "\nrank 0  F0 F1 F2 F3 .")
     assert "B0 -- B1 -- B2 -- B3 --" in text
@@ -325,10 +324,6 @@ def test_torch_csv_goes_both_ways(
             "unknown pipeline schedule 'gipe'; did you mean 'gpipe'?",
         ),
         (("gpipe", "--ranks", 2), "gpipe needs --micro-batches"),
-        (
-            ("1f1b", "--ranks", 2, "--micro-batches", 2, "--format", "clock"),
-            "1f1b does not go by clock cycles",
-        ),
         (("1f1b", "--ranks", 2, "--micro-batches", 2, "--set", "order"), "should be KEY=VALUE"),
         (("zb-v", "--ranks", 2, "--micro-batches", 4, "--chunks", 1), "zb-v"),
         (

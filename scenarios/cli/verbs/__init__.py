@@ -1,1 +1,1 @@
-"""The verbs of the command, one per file."""
+"""The verbs of the command, by what they are about."""

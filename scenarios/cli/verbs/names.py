@@ -1,16 +1,22 @@
-"""``sim policies``, ``sim devices``, ``sim runtimes``, ``sim schema``: what a scenario may name and hold."""
+"""``sim policies``, ``devices``, ``runtimes``, ``schema``, ``list``, ``new``: what is known, what ships."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from scenarios.cli.text_tables import print_list, strong
+import typer
+
+from scenarios.cli.output import print_json, print_list, strong
 from sim.base import plugins
-from sim.base.errors import InputError, UnknownNameError
+from sim.base.errors import InputError, SimError, UnknownNameError
 
 if TYPE_CHECKING:
     from scenarios.reference import KnownDecision
+
 
 _HARDWARE: Final = (("sim.devices", "devices"), ("sim.machines", "machines"))
 _OURS: Final = "graph-schedule-sim"
@@ -41,7 +47,7 @@ def policies(
     _refuse_elsewhere(name, [one.group for one in DECISIONS])
     found = known_as(name, plugins.Origin(".", allow_code))
     if json:
-        return _json([one.data for one in found])
+        return print_json([one.data for one in found])
     for i, one in enumerate(found):
         print("\n" * bool(i), end="")
         _tell(one)
@@ -89,7 +95,7 @@ def runtimes(
     _refuse_elsewhere(name, ["sim.runtimes"])
     runtime = plugins.lookup("sim.runtimes", name)
     if json:
-        return _json({"name": name, "summary": runtime.__doc__, "decides": dict(runtime)})
+        return print_json({"name": name, "summary": runtime.__doc__, "decides": dict(runtime)})
     print(f"{name}: {runtime.__doc__}\n")
     print(f"policy: {{runtime: {name}}}\n\nis, written out:\n")
     print(_yaml({"policy": {key: value for key, value in runtime.items() if key != "allocator"}}))
@@ -123,7 +129,7 @@ def _preset(name: str, json: bool) -> None:
         known = [one for group, _ in _HARDWARE for one in plugins.names(group)]
         raise UnknownNameError("device or machine preset", name, known)
     if json:
-        return _json(found)
+        return print_json(found)
     print((preset_text(name) or _yaml(found)).rstrip())
 
 
@@ -161,17 +167,13 @@ def _yaml(value: object) -> str:
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None)
 
 
-def _json(value: object) -> None:
-    from scenarios.cli.output import print_json
-
-    print_json(value)
-
-
 def _show(groups: Sequence[tuple[str, str]], json: bool) -> None:
     """Print the members of entry-point groups, each under its title."""
     found = {group: plugins.describe(group) for group, _ in groups}
     if json:
-        return _json({group.removeprefix("sim."): [one._asdict() for one in found[group]] for group in found})
+        return print_json(
+            {group.removeprefix("sim."): [one._asdict() for one in found[group]] for group in found}
+        )
     for group, title in groups:
         rows = []
         for entry in found[group]:
@@ -179,3 +181,94 @@ def _show(groups: Sequence[tuple[str, str]], json: bool) -> None:
             rows.append((entry.name, entry.summary + whose))
         if rows or len(groups) == 1:
             print_list(title, rows)
+
+
+def list_(
+    name: str | None = None,
+    json: bool = False,
+) -> None:
+    """List the scenarios that ship: templates for `sim new`, and examples, each with one line.
+
+    Every one runs in seconds, where it is or as a copy (`sim new FILE --template NAME`).
+
+    Parameters
+    ----------
+    name : NAME
+        Describe only this one.
+    """
+    from scenarios.shipped import find_shipped, shipped_scenarios
+
+    known = list(shipped_scenarios()) if name is None else [find_shipped(name)]
+    if json:
+        return print_json([{**one._asdict(), "path": str(one.path)} for one in known])
+    if name is not None:
+        (one,) = known
+        print(f"{one.title}\n\n{one.description}\n")
+        print(f"sim run {one.path}\nsim new {one.path.name} --template {one.name}      # a copy to change")
+        return
+    for title, templates, about in (
+        ("templates, to begin with", True, attrgetter("description")),
+        ("examples", False, attrgetter("title")),
+    ):
+        rows = [(one.name, about(one)) for one in known if one.is_template == templates]
+        print_list(title, rows)
+    print("\n`sim list NAME` tells what one shows; `sim new FILE --template NAME` makes a copy to change.")
+
+
+def new(
+    file: Path | None = None,
+    template: str | None = None,
+    force: bool = False,
+) -> None:
+    """Write a first scenario: from a few questions on a terminal, or from a template.
+
+    It runs at once, and its comments say what to change next. Files that it names come with it.
+
+    Parameters
+    ----------
+    file : FILE
+        Where to write it; by default here, under the template's name.
+    template : --template NAME
+        pipeline, gpu, cluster or trace, or any example that `sim list` names; copied without questions.
+    force : --force
+        Replace an existing file.
+    """
+    from scenarios.shipped import fill_template, find_shipped, shipped_scenarios, write_scenario
+
+    asks = template is None
+    if template is None:
+        known = [one.name for one in shipped_scenarios() if one.is_template]
+        if not _on_terminal():
+            raise InputError(f"give --template NAME: {', '.join(known)}, or an example of `sim list`")
+        for one in shipped_scenarios():
+            if one.is_template:
+                typer.echo(f"  {one.name:10}{one.description}")
+        template = _ask("What do you want to simulate", "gpu", lambda name: find_shipped(name).name)
+    source = find_shipped(template)
+    target = file or Path(source.path.name)
+    if target.suffix not in (".yaml", ".yml"):
+        raise InputError(f"{target}: a scenario ends in .yaml")
+    if target.exists() and not force:
+        raise InputError(f"{target}: is there already; name another file, or replace it with --force")
+    text = source.path.read_text(encoding="utf-8")
+    text = fill_template(text, _ask if asks else lambda asked, default, check: default, target)
+    for path in write_scenario(target, text):
+        typer.echo(f"wrote {path}")
+    typer.echo(f"\nsim run {target}")
+
+
+def _on_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _ask(asked: str, default: str, check: Callable[[str], str]) -> str:
+    """Ask on the terminal until the answer is accepted."""
+
+    def read(answer: str) -> str:
+        try:
+            return check(answer.strip())
+        except SimError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    found: str = typer.prompt(f"{asked}?", default=default, value_proc=read, prompt_suffix=" ")
+    return found
