@@ -80,7 +80,6 @@ def test_a_table_stands_beside(tmp_path: Path) -> None:
         ),
         (["--bytes", "64"], "--bytes"),
         (["--plot", "x.gif"], ".png"),
-        (["--set", "dtype=half"], "give it with --table"),
         (["--table", "nowhere.csv"], "nowhere.csv"),
         (["--nodes", "0"], "--nodes"),
     ],
@@ -145,8 +144,6 @@ def test_a_table_that_lacks_what_is_asked(tmp_path: Path) -> None:
     done = sim("collectives", "--op", "broadcast", "--table", tmp_path / "t.csv")
     assert done.exit_code == 2
     assert "has no broadcast; it has all_reduce" in done.stderr
-    done = sim("collectives", "--table", tmp_path / "t.csv", "--set", "wher={op: x}")
-    assert "did you mean 'where'" in done.stderr
     done = sim("collectives", "--op", "send", "--bytes", "1MiB")
     assert done.exit_code == 0
     assert "direct, protocol simple" in done.stdout

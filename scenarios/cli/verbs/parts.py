@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -13,7 +12,7 @@ from sim.base.errors import InputError, UnknownNameError
 from sim.base.units import format_bytes, format_duration, parse_bytes, round_half_up
 
 if TYPE_CHECKING:
-    from policies.pipeline.pipeline_schedule import Schedule
+    pass
 
 
 ScheduleFormat = Literal["text", "torch-csv"]
@@ -30,8 +29,7 @@ def schedule(
 ) -> None:
     """Print a schedule.
 
-    In the picture F = I = W = R = 1 tick and B = 2; change this with --set forward, backward, input_grad,
-    weight_grad, recompute or transfer. For GPipe the clock cycles are printed too.
+    In the picture F = I = W = R = 1 tick and B = 2. For GPipe the clock cycles are printed too.
 
     Parameters
     ----------
@@ -44,16 +42,19 @@ def schedule(
     chunks : --chunks V
         Stages per rank; default: the schedule's own.
     sets : --set KEY=VALUE
-        An option of the schedule, such as order=fifo, or a time in the picture: forward=2.
+        An option of the schedule, such as order=fifo.
     format : --format
         A picture (rank × time), or CSV for torch (one row per rank).
     """
+    import numpy as np
+
     from policies.pipeline.custom import need_readable, picture, to_csv
     from policies.pipeline.evaluate import StageTimes, evaluate
     from policies.pipeline.registry import generate
     from policies.pipeline.straight_schedules import clock_table
+    from scenarios.file.document import plain_settings
 
-    times, given = _times_and_options(name, sets or ())
+    given = plain_settings(sets or (), "order=fifo")
     if name != "custom":
         for option, value in (("--ranks", ranks), ("--micro-batches", micro_batches)):
             if value is None:
@@ -61,59 +62,16 @@ def schedule(
     if format == "text":
         need_readable(max(ranks or 0, micro_batches or 0))
     found = generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, **given)
-    _refuse_without_effect(name, {key: times[key] for key in times if key not in given}, found, format)
     if format == "torch-csv":
         typer.echo(to_csv(found), nl=False)
         return
-    transfer = times.pop("transfer", 0)
-    stage = StageTimes(**{"forward": 1, "input_grad": 1, "weight_grad": 1, **times})
-    drawn = picture(found, evaluate(found, stage, transfer=transfer))
+    keys = ("forward", "input_grad", "weight_grad")  # zb-auto has them as options, of all stages or of each
+    columns = np.broadcast_arrays(*(given.get(key, 1) for key in keys), np.ones(found.stages, int))[:3]
+    times = [StageTimes(f, input_grad=i, weight_grad=w) for f, i, w in np.transpose(columns).tolist()]
+    drawn = picture(found, evaluate(found, times, transfer=given.get("transfer", 0)))
     if name == "gpipe":
         typer.echo(f"{clock_table(found.micro_batches, found.stages)}\n")
     typer.echo(drawn)
-
-
-def _times_and_options(name: str, sets: Any) -> tuple[dict[str, int], dict[str, Any]]:
-    """Split --set options into times of the picture and options of the schedule."""
-    from policies.pipeline.registry import options
-    from scenarios.file.document import plain_settings
-
-    known = options(name)
-    times: dict[str, int] = {}
-    given: dict[str, Any] = {}
-    for key, read in plain_settings(sets, "order=fifo").items():
-        if key in _TIMES:
-            if isinstance(read, bool) or not isinstance(read, int) or read < 0:
-                raise InputError(f"--set {key}={read}: should be a whole number of ticks")
-            times[key] = read
-        if key in known or key not in _TIMES:
-            given[key] = read
-    if name == "zb-auto" and isinstance(given.get("limit"), str):  # a size, as in a scenario
-        if not isinstance(given.get("kept"), str):
-            raise InputError("--set limit: for a size say what a micro-batch holds, too: --set kept=500MB")
-        given |= {key: parse_bytes(given[key], what=f"--set {key}") for key in ("limit", "kept")}
-    return times, given
-
-
-_TIMES = {
-    "forward": "F", "backward": "B", "input_grad": "IB", "weight_grad": "WB", "recompute": "R",
-    "overlapped": "+", "transfer": "F",
-}  # fmt: skip
-"""Time → what has this duration in a schedule: phases, or ``+``, a forward and a backward at once."""
-
-
-def _refuse_without_effect(
-    name: str, times: Mapping[str, int], found: Schedule, format: ScheduleFormat
-) -> None:
-    """Raise if a time has no effect: there is no picture, or nothing in the schedule takes this time."""
-    if times and format != "text":
-        raise InputError(f"--set {next(iter(times))}: a time of the picture, which --format {format} is not")
-    there: set[str] = set()
-    for slot in (slot for program in found.programs for slot in program if times):
-        there |= {action.phase for action in slot.parts} | ({"+"} if len(slot.parts) > 1 else set())
-    for key in times:
-        if not there & set(_TIMES[key]):
-            raise InputError(f"--set {key}={times[key]}: nothing in a schedule {name} takes this time")
 
 
 def collectives(
@@ -123,7 +81,6 @@ def collectives(
     nodes: int = 1,
     ranks: int | None = None,
     table: str | None = None,
-    sets: list[str] | None = None,
     plot: str | None = None,
     json: bool = False,
 ) -> None:
@@ -147,18 +104,13 @@ def collectives(
     ranks : --ranks N
         How many GPUs take part, equally many in each node; default: all.
     table : --table CSV
-        Measured times to compare with (.csv, .csv.gz).
-    sets : --set KEY=VALUE
-        How to read the table: columns={time_ms: latency, elements: message_size}, where={system:
-        h100_sxm}, dtype=half.
+        Measured times to compare with (.csv, .csv.gz), with the columns op, gpus, bytes and time_us.
     plot : --plot FILE
         Draw bus bandwidth by size (.png, .svg, .pdf).
     """
     from devices.collectives.formulas import Formula
     from devices.collectives.measured import MeasuredTable
-    from scenarios.file.document import plain_settings
     from scenarios.report import collective_sizes
-    from sim.base.options import arguments, parameters
 
     if op not in collective_sizes.KINDS:
         raise UnknownNameError("collective", op, collective_sizes.KINDS)
@@ -170,13 +122,8 @@ def collectives(
     n_ranks = sum(who.per_node)
     if op == "send" and n_ranks != 2:
         raise InputError(f"--ranks {n_ranks}: a message goes from one rank to one other")
-    options = plain_settings(sets or (), "dtype=half")
-    if options and table is None:
-        raise InputError("--set says how to read a table; give it with --table FILE")
-    measured = None
-    if table is not None:
-        taken = {name: parameters(MeasuredTable)[name] for name in ("columns", "where", "dtype")}
-        measured = MeasuredTable(table, **arguments("a table", taken, options))
+    measured = None if table is None else MeasuredTable(table)
+    if measured is not None:
         measured.time_us(kind, n_ranks, 0)  # raises if it has no such collectives
     known = [one for one, _ in measured.sizes(kind, n_ranks)] if measured else []
     links = Formula(group=who.group)
