@@ -18,28 +18,19 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from policies.issue.program_order import InOrder, OutOfOrder
-from policies.issue.ready_queue import CriticalPath, ReadyQueue
-from policies.linearize import (
-    CriticalPathFirst,
-    DepthFirst,
-    MemoryAware,
-    Priority,
-    ReverseDepthFirst,
-    Topological,
-)
+from policies import linearize, streams
+from policies.issue import program_order, ready_queue
 from policies.parallel.folding import fold, why_not
 from policies.parallel.parameter_server import ParameterServer
 from policies.parallel.rank_grid import OnRanks, Ranked, RankOrder, warn_of_unsummed
-from policies.streams import PerBranch, PerKind, Recorded, RoundRobinStreams, SingleStream
 from scenarios.run.decisions import RewriteStep
 from scenarios.run.scenario import Case
 from sim.base.arrays import IntArray
 from sim.base.errors import InputError, ScenarioError, UnknownNameError
 from sim.graph.graph import Graph
+from sim.job import places
 from sim.job.build_job import make_job
 from sim.job.job import Placement
-from sim.job.places import PinnedPlacement
 from sim.machine.machine import Machine
 
 
@@ -133,14 +124,8 @@ def pin_ops(graph: Graph, machine: Machine, device_of: IntArray) -> Graph:
 _FEW: Final = 256
 """Up to this many ranks are simulated one by one, unless the scenario says otherwise."""
 
-_BY_DEVICE: Final = (
-    *(InOrder, OutOfOrder, ReadyQueue, CriticalPath),
-    *(CriticalPathFirst, DepthFirst, MemoryAware, Priority, ReverseDepthFirst, Topological),
-    *(PerBranch, PerKind, Recorded, RoundRobinStreams, SingleStream),
-    PinnedPlacement,
-    type(None),
-)
-"""Classes that decide for the ops of a device independently of other devices."""
+_BY_DEVICE: Final = {room.__name__ for room in (program_order, ready_queue, linearize, streams, places)}
+"""Modules whose classes decide for the ops of a device independently of other devices."""
 
 
 class NotFoldedWarning(UserWarning):
@@ -185,7 +170,8 @@ def _reasons(case: Case, step: RewriteStep) -> Iterator[str]:
         yield f"{decisions.compile[-1].name} rewrites what all ranks run, after {step.name}"
     for what in ("policy", "placement", "linearize", "streams"):
         decides = getattr(decisions, what)
-        if type(decides) not in _BY_DEVICE:
+        alone = type(decides).__module__ in _BY_DEVICE and not isinstance(decides, linearize.UserOrder)
+        if decides is not None and not alone:
             yield f"the {what} {type(decides).__name__} may decide for one rank by what others have"
 
 
