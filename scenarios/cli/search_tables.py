@@ -13,8 +13,7 @@ from scenarios.fields.goals import Goal, alike
 from scenarios.fields.results import DONE, column_of_result, shown_result
 from scenarios.report.pictures import as_yaml_line, rank_rows
 from scenarios.run.execute import Result
-from scenarios.run.result_sections import little_room
-from scenarios.run.run_notes import no_gap_notes, unused_notes
+from scenarios.run.result_sections import little_room, no_gap_notes, unused_notes
 from scenarios.variants.optimum import Optimum
 from scenarios.variants.tune import Fresh, Tuning
 from scenarios.variants.tune_report import improvements

@@ -10,9 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from scenarios.report.pipeline_compare import is_pipelines, pipeline_rows
+from scenarios.run import result_sections as shown
 from scenarios.run.execute import Result
-from scenarios.run.result_sections import model_notes, outcome_sections
-from scenarios.run.run_notes import no_gap_notes, stream_notes, unused_notes
 from scenarios.variants.variant import Row, VariantRun
 from sim.base.arrays import group_pairs
 from sim.base.units import NS_PER_S, format_duration
@@ -175,10 +174,10 @@ class Comparison:
             close = ", ".join(self.too_close)
             lines.append(f"Nearer to {self.fastest.policy} than the costs of ops are sure: {close}")
         notes = [
-            *no_gap_notes(result.summary["no_gap"] for result in ranked if not (loops or self.serves)),
-            *unused_notes({result.policy: result.summary["unused_devices"] for result in ranked}),
-            *stream_notes({result.policy: result.trace for result in ranked}),
-            *model_notes(result.summary for result in ranked),
+            *shown.no_gap_notes(result.summary["no_gap"] for result in ranked if not (loops or self.serves)),
+            *shown.unused_notes({result.policy: result.summary["unused_devices"] for result in ranked}),
+            *shown.stream_notes({result.policy: result.trace for result in ranked}),
+            *shown.model_notes(result.summary for result in ranked),
         ]
         expected = any(result.case.expectations for result in ranked)
         outcomes = [outcome for result in ranked for outcome in result.outcomes]
@@ -186,7 +185,7 @@ class Comparison:
             Section([], [self.rows]),
             *([Section([], [pipeline_rows(ranked)])] if is_pipelines(ranked) else []),
             Section(lines, [], notes),
-            *outcome_sections(expected, outcomes),
+            *shown.outcome_sections(expected, outcomes),
         ]
 
     def why(self, result: Result) -> str:

@@ -305,9 +305,24 @@ def _write_pareto(results: Sequence[Result], path: str) -> None:
 
 
 def _write_memory_trace(results: Sequence[Result], path: str) -> list[str]:
-    from scenarios.report.memory_replays import write_memory_traces
+    """Write the allocations of a run, one file for each device with any; return the files.
 
-    return write_memory_traces(results[0], path)
+    With one device it is `path`; with several, ``t.jsonl`` becomes ``t.gpu0.jsonl`` and so on.
+    """
+    from devices.memory.trace_readers import json_lines
+    from sim.base.files import write_bytes
+
+    recordings = {device: events for device, events in (results[0].recordings or {}).items() if events}
+    if not recordings:
+        raise InputError(f"--memory-trace {path}: there is nothing to write: nothing is ever held")
+    ending = ".jsonl.gz" if path.lower().endswith(".gz") else ".jsonl"
+    written = []
+    for device, events in recordings.items():
+        name = path if len(recordings) == 1 else f"{path[: -len(ending)]}.{device}{path[-len(ending) :]}"
+        data = "".join(f"{line}\n" for line in json_lines(events)).encode()
+        write_bytes(name, data)
+        written.append(name)
+    return written
 
 
 _Writer = Callable[[Sequence["Result"], str], list[str] | None]

@@ -14,9 +14,8 @@ from scenarios.fields.policy_fields import Choice, MemoryFields
 from scenarios.fields.results import task_names, throughput
 from scenarios.file.document import Loc
 from scenarios.recorded.setup import residue
+from scenarios.run import result_sections as shown
 from scenarios.run.prepare_job import has_place, job_of, place_error
-from scenarios.run.result_sections import folding_lines, model_notes, outcome_sections, sections, tuning_line
-from scenarios.run.run_notes import stream_notes, unused_notes
 from scenarios.run.scenario import Case, Scenario
 from sim.base import plugins
 from sim.base.errors import InfeasibleError, InputError, RunError, ScenarioError
@@ -138,15 +137,18 @@ class Result:
         """The result as lines and tables, which ``sim run`` prints and a notebook shows."""
         summary, runs = self.summary, {self.policy: self.trace}
         lines = summary_lines(self.trace, summary)
-        lines += [tuning_line(self.tried)] if self.tried else []
-        lines += [folding_lines(summary["folded"])] if "folded" in summary else []
-        notes = [*unused_notes({self.policy: summary["unused_devices"]}), *stream_notes(runs)]
-        notes += model_notes([summary])
+        lines += [shown.tuning_line(self.tried)] if self.tried else []
+        lines += [shown.folding_lines(summary["folded"])] if "folded" in summary else []
+        notes = [
+            *shown.unused_notes({self.policy: summary["unused_devices"]}),
+            *shown.stream_notes(runs),
+        ]
+        notes += shown.model_notes([summary])
         return [
             Section(lines),
             Section([], [device_rows(summary)], notes),
-            *sections(summary, None if self.training is None else self.training.plan),
-            *outcome_sections(bool(self.case.expectations), self.outcomes),
+            *shown.sections(summary, None if self.training is None else self.training.plan),
+            *shown.outcome_sections(bool(self.case.expectations), self.outcomes),
         ]
 
     @cached_property

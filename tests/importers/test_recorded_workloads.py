@@ -16,7 +16,7 @@ from scenario_texts import write
 from policies.streams import Recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
-from scenarios.run.run_notes import stream_notes
+from scenarios.run.result_sections import stream_notes
 from sim import Device, GraphBuilder, Machine
 from sim.base.errors import InputError, ScenarioError
 from sim.trace import Trace

@@ -8,11 +8,14 @@ import typer
 
 from scenarios.cli.output import print_json, print_table
 from scenarios.cli.running import progress, save_picture, say_written
-from sim.base.errors import InputError, OutOfMemoryError, in_file
+from sim.base.errors import InputError, OutOfMemoryError, error_path, in_file
 from sim.base.plugins import NOTHING, Allowed
 from sim.base.units import format_count, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from devices.memory.memory_replay import Replay
     from scenarios.variants.variant import Variant
     from scenarios.variants.what_ifs import WhatIfs
 
@@ -258,7 +261,6 @@ def memory(
     from devices.memory.registry import allocators, needs_capacity
     from devices.memory.trace_readers import read_events
     from scenarios.file.document import plain_settings
-    from scenarios.report.memory_replays import MEMORY_SCHEMA, event_table, replay_report, replay_under
     from sim.export.tables import write_table
 
     names = list(dict.fromkeys(allocator or [name for name in allocators() if not needs_capacity(name)]))
@@ -273,26 +275,74 @@ def memory(
     for name in names:
         try:
             with progress(f"replaying {len(events):,} events through {name}"):
-                done = replay_under(events, name, limit, options)
+                done = _replay(events, name, limit, options)
         except OutOfMemoryError as error:  # the others are still compared
             stories.append(str(error))
             continue
         if ops is not None:
-            write_table(event_table(done), ops)
+            write_table(_event_table(done), ops)
             until = "" if done.failure is None else f", up to event {len(done.events):,}"
             say_written(f"{ops}{until}")
         if done.failure is None:
-            reports.append(replay_report(done, name))
+            reports.append(_report_replay(done, name))
         else:
             stories.append(str(done.failure))
     if not reports:
         raise OutOfMemoryError("\n".join(stories))
     if json:
-        print_json({"schema": MEMORY_SCHEMA, "trace": trace, "capacity_bytes": limit, "results": reports})
+        print_json({"schema": "sim.memory/1", "trace": trace, "capacity_bytes": limit, "results": reports})
     else:
         _print_replays(reports)
     if stories:
         raise OutOfMemoryError("\n".join(stories))
+
+
+def _replay(events: Any, allocator: str, capacity: int | None, options: dict[str, Any]) -> Replay:
+    """Return the replay of a trace until its end, or until memory runs out (`Replay.failure`)."""
+    from devices.memory.memory_replay import replay_until_full
+    from devices.memory.registry import make_allocator, read_allocator
+
+    with error_path(f"--allocator {allocator}"):
+        spec = read_allocator({"name": allocator, **options})
+    if spec.malloc_ns or spec.free_ns or spec.synchronisation_ns:
+        raise InputError("a replay has no clock: costs of malloc, free and synchronisation mean nothing here")
+    made = make_allocator(spec.allocator, capacity, name="the device", events=events, **spec.options)
+    return replay_until_full(events, made)
+
+
+def _report_replay(done: Replay, allocator: str) -> dict[str, Any]:
+    """Return the results of a replay as plain values, sizes in bytes."""
+    at, recorded = done.peak_event, done.recorded
+    return {
+        "allocator": allocator,
+        "events": len(done.events),
+        "peak_in_use_bytes": done.peak_in_use,
+        "peak_requested_bytes": int(done.requested.max(initial=0)),
+        "peak_reserved_bytes": done.peak_reserved,
+        "peak_event": at + 1,
+        "fragmentation_bytes": int(done.fragmentation[at]) if at >= 0 else 0,
+        "worst_fragmentation_bytes": int(done.fragmentation.max(initial=0)),
+        "device_mallocs": done.device_mallocs,
+        "device_frees": done.device_frees,
+        "synchronisations": done.synchronisations,
+        "retries": done.retries,
+        "recorded_reserved_bytes": None if recorded is None else int(recorded.max(initial=0)),
+        "not_followed": done.not_followed,
+        "holders": [{"id": id, "nbytes": nbytes} for id, nbytes in done.holders_at_peak(5)],
+        "never_freed": len(done.never_freed()),
+    }
+
+
+def _event_table(done: Replay) -> pd.DataFrame:
+    """Return a table with one row per event: its operation, its address, and the bytes after it."""
+    import pandas as pd
+
+    columns = ["op", "id", "nbytes", "stream"]
+    events = pd.DataFrame(
+        [[getattr(event, name) for name in columns] for event in done.events], columns=columns
+    )
+    after = ("address", "in_use", "requested", "reserved", "largest_free")
+    return events.astype({"id": str}).assign(**{name: getattr(done, name) for name in after})
 
 
 def _print_replays(reports: list[dict[str, Any]]) -> None:

@@ -246,7 +246,7 @@ def check(
 def _print_checked(one: Checked, format: CheckFormat) -> None:
     """Print the outcome of one run, and below it what did not hold."""
     from scenarios.regression import annotation
-    from scenarios.run.run_notes import unused_notes
+    from scenarios.run.result_sections import unused_notes
 
     name = f"{one.path}: {one.label}" if one.label else one.path
     if one.exit_status:
