@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from sim.base import units
 from sim.base.arrays import IntArray
@@ -28,6 +29,7 @@ from sim.base.errors import (
     UnknownNameError,
     hint,
 )
+from sim.base.options import check_value
 from sim.graph.attributes import flag
 from sim.job.job import Job
 from sim.objectives import OBJECTIVES
@@ -49,24 +51,13 @@ class Unit(NamedTuple):
     brief: Callable[[Any], str] | None = None
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InputError(f"{value!r} is not a whole number")
-    return value
-
-
 def _names(value: Any) -> list[str]:
     if not isinstance(value, list) or not value:
         raise InputError(f"{value!r} is not a list of ops, as in [a, b, c]")
     return [str(item) for item in value]
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{value!r} is not a number")
-    return float(value)
+_number: Final = partial(check_value, float)
 
 
 def _part(value: Any) -> float:
@@ -76,17 +67,11 @@ def _part(value: Any) -> float:
             return float(value[:-1]) / 100
     if isinstance(value, str):
         raise InputError(f"{value!r} is neither a number nor a percentage, as in 25%")
-    return _number(value)
+    return float(_number(value))
 
 
 def _percent(value: Any) -> str:
     return f"{100 * value:.1f}%"
-
-
-def _file(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise InputError(f"{value!r} is not the name of a file")
-    return value
 
 
 DONE: Final = "done"
@@ -110,12 +95,6 @@ def outcome_of(error: SimError) -> str:
     return "stuck" if isinstance(error, StuckError) else "an op failed"
 
 
-def _outcome(value: Any) -> str:
-    if value not in OUTCOMES:
-        raise InputError(f"unknown outcome {value!r}{hint(str(value), OUTCOMES)}")
-    return str(value)
-
-
 _exact_duration = partial(units.format_duration, digits=None)
 _DURATION = Unit(partial(units.parse_duration, what=""), _exact_duration, units.format_duration)
 _BYTES = Unit(
@@ -128,7 +107,7 @@ _ENERGY = Unit(
 )
 SHARE = Unit(partial(units.parse_fraction, what=""), "{:.10g}".format, _percent)
 _GAP = Unit(_part, lambda value: f"{100 * value:.10g}%", _percent)
-_COUNT = Unit(_whole, str)
+_COUNT = Unit(partial(check_value, Annotated[int, Field(ge=0)]), str)
 _NUMBER = Unit(_number, "{:.10g}".format, lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}")
 _MS = Unit(
     lambda value: units.parse_duration(value, what="") / units.NS_PER_MS,
@@ -147,8 +126,8 @@ def _goodput(value: Any) -> float:
 _GOODPUT = Unit(_goodput, "{:.10g}".format, "{:.4g}".format)
 FLAG = Unit(flag, lambda value: str(value).lower())
 WORD = Unit(str, str)
-FILE = Unit(_file, str)
-OUTCOME = Unit(_outcome, str)
+FILE = Unit(partial(check_value, Annotated[str, Field(min_length=1)]), str)
+OUTCOME = Unit(partial(check_value, Literal[OUTCOMES]), str)
 ORDER = Unit(_names, lambda value: f"[{', '.join(value)}]")
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from multiprocessing import active_children, get_context, parent_process
 from queue import SimpleQueue
 from threading import Thread, current_thread, main_thread
@@ -153,33 +153,26 @@ def process_executor(jobs: int, begin: Callable[[], None]) -> Iterator[Executor]
             raise
 
 
-def executor_of(
-    jobs: int, begin: Callable[[], None], dask: str | None = None
-) -> AbstractContextManager[Executor | None]:
-    """Return what variants run on: a Dask cluster if there is an address, processes, or None for here."""
-    if dask is not None:
-        return dask_executor(dask)
-    return process_executor(jobs, begin) if jobs > 1 else nullcontext()
-
-
 @contextmanager
-def dask_executor(address: str) -> Iterator[Executor]:
-    """Yield an executor on the Dask cluster at `address`, and leave the cluster afterwards.
+def executor_of(jobs: int, begin: Callable[[], None], dask: str | None = None) -> Iterator[Executor | None]:
+    """Yield what variants run on: a Dask cluster if there is an address, processes, or None for here.
 
     Raises
     ------
     MissingExtraError
         The extra ``dask`` is not installed.
     InputError
-        `address` is not valid.
+        The address is not valid.
     """
+    if dask is None:
+        with process_executor(jobs, begin) if jobs > 1 else nullcontext() as executor:
+            yield executor
+        return
     with extra("dask", "a sweep on a Dask cluster"):
         from distributed import Client
     try:
-        client = Client(address)
+        client = Client(dask)
     except ValueError as error:
-        raise InputError(
-            f"{address!r} is no address of a Dask scheduler (tcp://HOST:PORT): {error}"
-        ) from None
+        raise InputError(f"{dask!r} is no address of a Dask scheduler (tcp://HOST:PORT): {error}") from None
     with client:
         yield client.get_executor()

@@ -199,10 +199,9 @@ class Variants:
         sets: Sequence[str] = (),
         allowed: Allowed = NOTHING,
         results: Sequence[str] = (),
-        *,
         whole: bool = True,
     ) -> None:
-        self._made_of = (path, tuple(sets), allowed, tuple(results), whole)
+        self.made_of = (path, tuple(sets), allowed, tuple(results), whole)
         self.document = Document.read(path, allowed).with_settings(sets)
         self.results, self.whole = tuple(results), whole
         self._last: tuple[Variant, Case] | None = None
@@ -210,11 +209,6 @@ class Variants:
         with suppress(InputError):  # only the settings of a variant may make it a valid scenario
             self._read = [], scenario_of(self.document)
         self._sound = self._read is not None
-
-    @property
-    def made_of(self) -> tuple[str, tuple[str, ...], Allowed]:
-        """The scenario file, its settings, and what it may name."""
-        return self._made_of[:3]
 
     def scenario(self, settings: Sequence[str] = ()) -> Scenario:
         """Return the scenario with ``KEY=VALUE`` texts; what these do not touch is read and checked once.
@@ -313,7 +307,7 @@ class Variants:
         RunError
             A process ended unexpectedly.
         """
-        run = self.row if executor is None else partial(run_variant, stamp, self._made_of)
+        run = self.row if executor is None else partial(run_variant, stamp, self.made_of)
         return run_on(executor, run, variants, ahead)
 
     def fitting(self, variants: Sequence[Variant]) -> tuple[list[Variant], dict[str, int]]:
@@ -342,7 +336,9 @@ class Variants:
             else:
                 reasons[reason] = reasons.get(reason, 0) + 1
         if variants and not found:
-            raise InputError(f"none of the {len(variants):,} points fits: {_count_reasons(reasons)}")
+            ranked = sorted(reasons.items(), key=lambda item: -item[1])
+            told = "; ".join(f"{count:,} {reason}" for reason, count in ranked)
+            raise InputError(f"none of the {len(variants):,} points fits: {told}")
         return found, reasons
 
 
@@ -354,8 +350,7 @@ def run_variant(stamp: str, made_of: tuple[Any, ...], variant: Variant) -> Row:
 @lru_cache(maxsize=1)
 def _there(stamp: str, made_of: tuple[Any, ...]) -> Variants:
     """Return the variants that a worker process caches; `stamp` identifies the contents of their files."""
-    *given, whole = made_of
-    return Variants(*given, whole=whole)
+    return Variants(*made_of)
 
 
 def refuse_all_invalid(rows: Sequence[Row]) -> None:
@@ -403,12 +398,6 @@ def value_of(name: str, result: Result) -> Value:
     with suppress(InputError):  # a cause, which only the whole summary has
         return result_of_run(name, result.numbers, result.trace)
     return result_of_run(name, result.summary, result.trace)
-
-
-def _count_reasons(reasons: Mapping[str, int]) -> str:
-    """Return reasons with their counts, the most frequent first."""
-    ranked = sorted(reasons.items(), key=lambda item: -item[1])
-    return "; ".join(f"{count:,} {reason}" for reason, count in ranked)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_what_does_not_hold_says_what_came_out_and_where_it_stands(
         ("order: [a, a]", "expect.order.1: names the op 'a' twice"),
         ("order: a", "expect.order.equals: 'a' is not a list of ops, as in [a, b, c]"),
         ("order: {at_most: [a]}", "expect.order: is a list of ops and nothing else"),
-        ("tasks: 1.5", "expect.tasks.equals: 1.5 is not a whole number"),
+        ("tasks: 1.5", "expect.tasks.equals: should be a whole number, not 1.5"),
         ("makespan: {}", "expect.makespan: says nothing; give equals, at_most or at_least"),
         ("makespan: {tolerance: 1us}", "expect.makespan.tolerance: needs equals"),
         (
@@ -355,9 +355,7 @@ def test_an_outcome_stands_alone_and_is_a_known_one(tmp_path: Path) -> None:
     (one,) = check_file(path)
     assert "expect.outcome: such a run has no other results; expect nothing else of it" in str(one.error)
     (one,) = check_file(write(tmp_path, f"{FULL}expect: {{outcome: out of memry}}\n"))
-    assert "expect.outcome.equals: unknown outcome 'out of memry'; did you mean 'out of memory'?" in str(
-        one.error
-    )
+    assert str(one.error).endswith("not 'out of memry'; did you mean 'out of memory'?")
 
 
 def test_a_golden_schedule_has_a_tolerance(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_table_of_several_runs_holds_each_to_its_own(tmp_path: Path) -> None:
     ("expect", "message"),
     [
         ("schedule: none.csv", "expect.schedule: "),
-        ("schedule: 3", "3 is not the name of a file"),
+        ("schedule: 3", "should be text, not 3"),
         ("schedule: {at_most: golden.csv}", "expect.schedule: is a file, and equals it or does not"),
         ("schedule: ../golden.csv", "expect.schedule: "),
         ("schedule.a: golden.csv", "is of the whole run: write schedule"),
