@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -106,7 +106,7 @@ class Answer:
                 one | {"changed_most": self._durations(one["changed_most"])} for one in d.kinds(self.top)
             ],
             "idle": {
-                device: {reason: _both(both) for reason, both in reasons.items()}
+                device: {reason: {"a_ns": a_ns, "b_ns": b_ns} for reason, (a_ns, b_ns) in reasons.items()}
                 for device, reasons in self.idle.items()
             },
             "makespan": None if self.makespan_change is None else self._makespan(self.makespan_change),
@@ -161,12 +161,9 @@ class Answer:
 
     def _makespan(self, change: MakespanChange) -> dict[str, Any]:
         a, b = change.a, change.b
-        told: dict[str, Any] = {
-            "parts_of": {"a": a.device, "b": b.device},
-            "parts": {part: _both(both) for part, both in parts_of_both(change).items()},
-        }
-        phases = [phase for phase in BUBBLE if phase in a.bubble or phase in b.bubble]
-        bubble = {phase: _both((a.bubble.get(phase, 0), b.bubble.get(phase, 0))) for phase in phases}
+        told: dict[str, Any] = {"parts_of": {"a": a.device, "b": b.device}}
+        told["parts"] = _both_of(PARTS, a.parts, b.parts)
+        bubble = _both_of(BUBBLE, a.bubble, b.bubble)
         return told | ({"bubble": bubble} if bubble else {})
 
     def _path(self, path: PathChange) -> dict[str, Any]:
@@ -178,10 +175,10 @@ class Answer:
         }
 
 
-def parts_of_both(change: MakespanChange) -> dict[str, tuple[int, int]]:
-    """Return the parts of both makespans, in A and in B, in ns."""
-    a, b = change.a.parts, change.b.parts
-    return {part: (a.get(part, 0), b.get(part, 0)) for part in PARTS if part in a or part in b}
+def _both_of(names: Iterable[str], a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Return the parts of two makespans, in A and in B."""
+    there = (name for name in names if name in a or name in b)
+    return {name: {"a_ns": a.get(name, 0), "b_ns": b.get(name, 0)} for name in there}
 
 
 def _side(schedule: OpSchedule) -> dict[str, Any]:
@@ -200,10 +197,6 @@ def _start(schedule: OpSchedule, row: int) -> dict[str, Any]:
         "lane": schedule.lane_of(row),
         "start_ns": int(schedule.start_ns[row]),
     }
-
-
-def _both(both: tuple[int, int]) -> Mapping[str, int]:
-    return {"a_ns": both[0], "b_ns": both[1]}
 
 
 # ----------------------------------------------------------------------------------------------------------
