@@ -484,17 +484,15 @@ def scenario_files(paths: Iterable[str | Path]) -> list[Path]:
         if not path.is_dir():
             found[path] = None
             continue
-        inside = [file for file in _yaml_files(path) if is_scenario(file)]
+        inside: list[Path] = []
+        for where, folders, files in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            named = (Path(where, name) for name in sorted(files) if name.endswith(SUFFIXES))
+            inside += filter(is_scenario, named)
         if not inside:
             raise InputError(f"{path}: no scenario in this folder: no YAML file that has a workload")
         found.update(dict.fromkeys(inside))
     return list(found)
-
-
-def _yaml_files(folder: Path) -> Iterator[Path]:
-    for where, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(where, name) for name in sorted(files) if name.endswith(SUFFIXES))
 
 
 def is_scenario(path: Path) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -197,24 +197,18 @@ def _prepare(case: Case, of: str = "") -> None:
         _ = case.work
 
 
-class Charts(NamedTuple):
-    """Options of Gantt charts, and whether to open the page in a browser."""
-
-    arrows: bool = False
-    critical_path: bool = False
-    open: bool = False
-
-    def check(self, files: Files) -> None:
-        """Raise if options of charts are given but no chart is drawn."""
-        for option, wanted in (("--arrows", self.arrows), ("--critical-path", self.critical_path)):
-            if wanted and not (files["gantt"] or self.open):
-                raise InputError(f"{option}: is drawn into a Gantt chart; name its file with --gantt")
+def check_charts(files: Files, open_page: bool, **shown: bool) -> None:
+    """Raise if options of Gantt charts are given but no chart is drawn."""
+    for option, wanted in shown.items():
+        if wanted and not (files["gantt"] or open_page):
+            told = "is drawn into a Gantt chart; name its file with --gantt"
+            raise InputError(f"--{option.replace('_', '-')}: {told}")
 
 
-def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
+def finish(results: Sequence[Result], files: Files, open_page: bool, **shown: bool) -> None:
     """Write the requested files, name each, and exit with status 1 if an expectation is not met."""
     pages = [path for path in files["gantt"] or () if path.lower().endswith(".html")]
-    if charts.open and results and not pages:
+    if open_page and results and not pages:
         from tempfile import NamedTemporaryFile
 
         # A browser reads it later, so it is not deleted.
@@ -225,13 +219,12 @@ def finish(results: Sequence[Result], files: Files, charts: Charts) -> None:
         from scenarios.report.outputs import write_outputs
 
         written: list[str] = []
-        shown = {"arrows": charts.arrows, "critical_path": charts.critical_path}
         try:
             with progress("writing files"):
                 write_outputs(results, files, **shown, wrote=written.append)
         finally:
             say_written(*written)
-    if charts.open and results:
+    if open_page and results:
         import webbrowser
 
         for path in pages:

@@ -50,11 +50,6 @@ class _Described(NamedTuple):
     device: Device
     values: Mapping[str, Any]
 
-    def is_linked(self) -> bool:
-        """Whether a link connects the device."""
-        links = self.case.work.machine.links
-        return any(self.device.name in (link.source, link.destination) for link in links)
-
     def waits_for_events(self) -> bool:
         return self.case.decisions.policy.synchronisation == "issue"
 
@@ -89,10 +84,6 @@ class _Described(NamedTuple):
         each = cost if isinstance(cost, list | tuple) else [cost]
         return {next(iter(one), None) if isinstance(one, Mapping) else one for one in each}
 
-    def is_rated(self) -> bool:
-        """Whether some of its cost models compute durations from its rates."""
-        return not self.costs() <= {"fixed", "table"}
-
     def is_fitted(self) -> bool:
         """Whether some op is timed as a kernel of a fitted GPU."""
         return "fitted" in self.costs() and self.is_timed()
@@ -100,7 +91,8 @@ class _Described(NamedTuple):
     def by_roofline(self, *needs: str) -> bool:
         """Whether a roofline or tile model times some op with one of the rates `needs`."""
         given = not needs or any(value_at(self.values, key) is not None for key in needs)
-        return given and self.is_rated() and self.is_timed()
+        rated = not self.costs() <= {"fixed", "table"}
+        return given and rated and self.is_timed()
 
 
 _AS_THERE_ARE: Final = (PerBranch, RoundRobinStreams, SingleStream, type(None))
@@ -170,7 +162,7 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     # -- devices: copies and launches
     _of_devices(
         ("copy_engines", "pin_memory", "staging_bandwidth"),
-        _Described.is_linked,
+        lambda of: any(of.device.name in (it.source, it.destination) for it in of.case.work.machine.links),
         "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
     ),
     Rule(

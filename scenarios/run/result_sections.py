@@ -27,10 +27,8 @@ from sim.job.job import Job, Tried
 from sim.notebook import Section
 from sim.trace import Trace
 
-_MOST_LINKS: Final = 20
-"""Number of links that are shown."""
-_MOST_LAYERS: Final = 20
-"""Number of layers of experts that are shown."""
+_MOST: Final = 20
+"""Number of links, of layers of experts, and of unused devices that are shown."""
 _MOST_STALENESS: Final = 12
 """Number of rows in the table of staleness."""
 _MOST_FOLDED: Final = 10
@@ -108,7 +106,7 @@ def _training(plan: TrainingPlan, told: Mapping[str, Any]) -> Section:
 def _experts(experts: Mapping[str, Any]) -> Section:
     """Return how tokens are spread over ranks that share experts; of many layers, the least balanced."""
     layers: Mapping[str, Mapping[str, Any]] = experts.get("layers", {})
-    shown = sorted(layers, key=lambda name: -layers[name]["imbalance"])[:_MOST_LAYERS]
+    shown = sorted(layers, key=lambda name: -layers[name]["imbalance"])[:_MOST]
     rows = (
         {
             **layer,
@@ -140,9 +138,7 @@ def _staleness(told: Mapping[str, Any]) -> Section:
 def _links(links: Mapping[str, Mapping[str, Any]]) -> Section:
     """Return the use of the links; of many, those that were contended and busy longest."""
     links = {name: use for name, use in links.items() if use["bytes"]}
-    shown = sorted(links, key=lambda name: (-links[name]["contended_ns"], -links[name]["busy_ns"]))[
-        :_MOST_LINKS
-    ]
+    shown = sorted(links, key=lambda name: (-links[name]["contended_ns"], -links[name]["busy_ns"]))[:_MOST]
     rows = ({**use, "link": name} for name, use in links.items() if name in shown)
     columns = ["link", "bytes", "busy_ns", "utilisation", "contended_ns"]
     columns += ["bandwidth used: bandwidth_utilisation"]
@@ -315,9 +311,6 @@ def little_room(peak: int, limit: int) -> str:
 # ----------------------------------------------------------------------------------------------------------
 # Notes beside results: unused devices, missing lower bounds, unused streams.
 
-_MOST_DEVICES: Final = 20
-"""Number of devices that are named."""
-
 
 def unused_notes(unused: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a line for each set of devices that some runs left unused.
@@ -337,7 +330,7 @@ def unused_notes(unused: Mapping[str, Sequence[str]]) -> list[str]:
     runs_of = group_pairs((tuple(devices), run) for run, devices in unused.items())
     return [
         ("unused" if len(runs_of) == 1 else f"unused under {'; '.join(runs)}")
-        + f": {list_names(devices, _MOST_DEVICES)}"
+        + f": {list_names(devices, _MOST)}"
         for devices, runs in runs_of.items()
         if devices
     ]

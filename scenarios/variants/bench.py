@@ -50,7 +50,6 @@ from sim.base.files import read_bytes, read_text
 from sim.base.plugins import NOTHING, Allowed
 from sim.base.units import parse_duration
 from sim.graph.walks import least_first
-from sim.job.job import Job
 
 HEFT: Final = "heft"
 RANDOM: Final = "random"
@@ -202,7 +201,8 @@ def run_point(point: Point) -> Row:
     try:
         scenario = scenario_of(document_of(point))
         case = scenario.case(None if point.method in (HEFT, RANDOM, OPTIMUM) else point.method)
-        placed = not (point.devices or _may_move(job_of(case)))
+        job = job_of(case)  # with a duration for each single device, choosing devices is part of the problem
+        placed = not (point.devices or job.machine.positions.keys() & job.graph.duration_by_kind.keys())
         if point.method == OPTIMUM:
             found = find_optimum([run_case(case)], limit_ns=point.effort, placed=placed)
             row |= {"makespan_ns": found.best.trace.makespan_ns, "lower_bound_ns": found.lower_bound}
@@ -239,11 +239,6 @@ def document_of(point: Point) -> Document:
         folder = os.path.dirname(os.path.abspath(point.path))
         document = Document.from_text(json.dumps(told), folder, point.allowed)
     return document.with_settings(point.sets)
-
-
-def _may_move(job: Job) -> bool:
-    """Whether ops have a duration for each single device, so that choosing devices is part of the problem."""
-    return any(name in job.machine.positions for name in job.graph.duration_by_kind)
 
 
 def _cases(case: Case, point: Point, placed: bool) -> Iterator[Case]:

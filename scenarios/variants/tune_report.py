@@ -37,7 +37,11 @@ TUNING_SCHEMA: Final = "sim.tuning/1"
 
 def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
     """Return what ``sim tune --json`` prints: the best trial, the starts of the search, the improvements."""
-    trials = tuning.trials
+    trials, best = tuning.trials, None
+    if tuning.best is not None:
+        limits, makespan_ns = bounds(tuning.trace), tuning.trace.makespan_ns
+        above = {"gap": limits.gap(makespan_ns), "no_gap": limits.no_gap}
+        best = _plain(tuning, tuning.best) | {"lower_bound_ns": limits.lower_bound_ns, **above}
     told = {
         "schema": TUNING_SCHEMA,
         "goal": {
@@ -48,22 +52,12 @@ def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
         "trials": len(trials),
         "seeds": tuning.seeds,
         "answers": len(tuning.answers),
-        "best": None if tuning.best is None else _plain(tuning, tuning.best) | _bound_of_best(tuning),
+        "best": best,
         "starts": [_plain(tuning, k) for k, trial in enumerate(trials) if trial.what == "start"],
         "improvements": [_plain(tuning, k) for k in improvements(tuning)],
         "fresh": None if tuning.fresh is None else tuning.fresh._asdict(),
     }
     return told if against is None else told | {"front": [_plain(tuning, k) for k in tuning.front(against)]}
-
-
-def _bound_of_best(tuning: Tuning) -> dict[str, Any]:
-    """Return by how much the makespan of the best exceeds its lower bound; see `sim.metrics.summary`."""
-    limits, makespan_ns = bounds(tuning.trace), tuning.trace.makespan_ns
-    return {
-        "lower_bound_ns": limits.lower_bound_ns,
-        "gap": limits.gap(makespan_ns),
-        "no_gap": limits.no_gap,
-    }
 
 
 def improvements(tuning: Tuning) -> list[int]:
@@ -249,18 +243,13 @@ def front_plot(tuning: Tuning, against: str, ax: Axes) -> None:
     from sim.plot.theme import OKABE_ITO, plain
 
     goal, column = tuning.goal, column_of_result(against)
-    answers = (tuning.trials[k].row for k in tuning.answers)
-    rows = [row for row in answers if column in row]
-    at, values = [r[column] for r in rows], [r[goal.column] for r in rows]
-    ax.plot(at, values, ".", color="0.7", markersize=4, label="trials")
-    front = [tuning.trials[k].row for k in tuning.front(against)]
-    ax.plot(
-        [r[column] for r in front],
-        [r[goal.column] for r in front],
-        "o-",
-        color=OKABE_ITO[4],
-        label="Pareto front",
-    )
+    rows = [trial.row for trial in tuning.trials]
+    for label, ks, style, look in (
+        ("trials", tuning.answers, ".", {"color": "0.7", "markersize": 4}),
+        ("Pareto front", tuning.front(against), "o-", {"color": OKABE_ITO[4]}),
+    ):
+        there = [rows[k] for k in ks if column in rows[k]]
+        ax.plot([r[column] for r in there], [r[goal.column] for r in there], style, label=label, **look)
     label_result(ax.xaxis, against)
     label_result(ax.yaxis, goal.what)
     ax.legend(frameon=False)

@@ -9,8 +9,8 @@ import typer
 from scenarios.cli.options import Outputs
 from scenarios.cli.output import print_json, print_repeats, print_told
 from scenarios.cli.running import (
-    Charts,
     cases_of,
+    check_charts,
     compare_all,
     finish,
     progress,
@@ -58,8 +58,8 @@ def run(
     show_graph : --show-graph BEFORE AFTER
         Write the graph before and after the `compile` steps (.json, .json.gz).
     """
-    charts = Charts(arrows, critical_path, open_page)
-    charts.check(files)
+    charts = {"arrows": arrows, "critical_path": critical_path}
+    check_charts(files, open_page, **charts)
     wanted = show_graph or any(files.values())
     if wanted:  # names are checked before anything runs
         from scenarios.report.outputs import check_cases, check_outputs
@@ -92,7 +92,7 @@ def run(
 
         write_graphs(results[0], show_graph)
         say_written(f"{show_graph[0]} and {show_graph[1]}")
-    finish(results, files, charts)
+    finish(results, files, open_page, **charts)
 
 
 _OF_COMPARE: Final = Outputs(("gantt", "trace", "ops", "tuning", "pareto"))
@@ -118,8 +118,8 @@ def compare(
     """
     from scenarios.report.outputs import check_cases, check_outputs
 
-    charts = Charts(arrows, critical_path, open_page)
-    charts.check(files)
+    charts = {"arrows": arrows, "critical_path": critical_path}
+    check_charts(files, open_page, **charts)
     check_outputs(files)
     cases = cases_of(scenario, policy, sets, allowed, compare=True)
     check_cases(cases, files)
@@ -131,7 +131,7 @@ def compare(
     if comparison.failures and any(files.values()):
         failed = ", ".join(failure.label for failure in comparison.failures)
         typer.echo(f"not in the files that are written, as there is no result: {failed}", err=True)
-    finish(comparison.results, files, charts)
+    finish(comparison.results, files, open_page, **charts)
     if comparison.failures:
         raise typer.Exit(1)
 
