@@ -86,7 +86,7 @@ class Document:
         Raises
         ------
         ScenarioError
-            A file cannot be read, is not a YAML mapping, extends itself, or has an unknown version.
+            A file cannot be read, is not a YAML mapping, or extends itself.
         """
         if os.path.isdir(path) or not str(path).endswith((".yaml", ".yml")):
             from scenarios.recorded.many_ranks import as_scenario, format_of
@@ -233,22 +233,13 @@ class Document:
         return replace(self, root=root, changed=self.changed | by)
 
 
-VERSIONS: Final = (1,)
-"""Versions of the format that can be read; a file without a version has the last one."""
-
-
 def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...] = ()) -> Node:
     """Return the tree of a file, over the one that it extends; `above` are the files that extend it."""
     if not isinstance(root.value, dict):
         raise root.place.error("a scenario is a mapping: 'name: ...', 'machine: ...', 'workload: ...'")
-    schema, version, extends = (root.child(key) for key in ("schema", "version", "extends"))
+    schema, extends = root.child("schema"), root.child("extends")
     if schema is not None and str(schema.value).startswith("sim.graph/"):
         raise root.place.error("is a graph file, no scenario; a scenario names it: workload: {graph: FILE}")
-    if version is not None and (version.value not in VERSIONS or isinstance(version.value, bool)):
-        known = ", ".join(map(str, VERSIONS))
-        raise version.place.error(
-            f"version: unknown version {version.plain()!r} of the format; known: {known}"
-        )
     if extends is None:
         return root
     if not isinstance(extends.value, str):

@@ -81,8 +81,7 @@ def read_attribute(name: str, value: Any, machine: Machine) -> None:
     from devices.cost.kernel_costs import FittedCost
     from devices.cost.npu_tiles import TiledCost
 
-    models = _cost_models(machine)
-    axes = _axes(models)
+    models, axes = _models_and_axes(machine)
     if name in axes:
         return
     known = [*ATTRIBUTES, *sorted(axes)]
@@ -91,17 +90,13 @@ def read_attribute(name: str, value: Any, machine: Machine) -> None:
         raise UnknownNameError("attribute", name, known)
 
 
-def _cost_models(machine: Machine) -> list[CostModel]:
-    from devices.cost.cost_models import models_of
+def _models_and_axes(machine: Machine) -> tuple[list[CostModel], set[str]]:
+    """Return the cost models of a machine, and the axes of their tables, which are also attributes."""
+    from devices.cost.cost_models import TableCost, models_of
 
-    return [one for device in machine.devices for one in models_of(device.cost)]
-
-
-def _axes(models: Sequence[CostModel]) -> set[str]:
-    """Return the axes of cost tables, which are also attributes."""
-    from devices.cost.cost_models import TableCost
-
-    return {axis.name for one in models if isinstance(one, TableCost) for t in one.tables for axis in t.axes}
+    models = [one for device in machine.devices for one in models_of(device.cost)]
+    tables = (table for one in models if isinstance(one, TableCost) for table in one.tables)
+    return models, {axis.name for table in tables for axis in table.axes}
 
 
 @cache
@@ -123,7 +118,7 @@ def check_attributes(graph: Graph, machine: Machine) -> None:
     """
     unread = set().union(*graph.attributes.values()).difference(ATTRIBUTES, _ALIKE)
     near = {name: meant for name in unread if (meant := _meant(name))}
-    axes = _axes(_cost_models(machine)) if near else set()
+    axes = _models_and_axes(machine)[1] if near else set()
     for name in sorted(set(near) - axes):
         where = graph.op_names[next(iter(graph.attribute(name)))]
         warnings.warn(

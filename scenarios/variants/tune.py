@@ -324,11 +324,7 @@ class Tuner:
         if method not in METHODS:
             raise UnknownNameError("method", method, METHODS)
         if (method == "halving") != (self.levels is not None):
-            raise InputError(
-                "halving compares points at cheap levels first: give --level KEY=V1,V2, cheap to exact"
-                if method == "halving"
-                else f"--level is for --method halving, not {method}"
-            )
+            raise InputError("--method halving and --level KEY=V1,V2 (cheap to exact) go together")
         if method == "grid" and self.size > budget:
             raise InputError(f"grid tries all {self.size:,} points, and --budget allows {budget:,} runs")
         sizes = [len(values) for values in self.axes.values()] + [len(self.policies)]

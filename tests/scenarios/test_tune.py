@@ -321,7 +321,7 @@ def test_halving_answers_at_the_last_level_only(tmp_path: Path) -> None:
         (["--vary", "iterations=1,2", "--method", "loca"], "unknown method 'loca'; did you mean 'local'?"),
         (
             ["--vary", "iterations=1,2", "--method", "halving"],
-            "halving compares points at cheap levels first",
+            "--method halving and --level KEY=V1,V2 (cheap to exact) go together",
         ),
         (
             ["--vary", "iterations=1,2", "--method", "grid", "--budget", "1"],
@@ -330,7 +330,7 @@ def test_halving_answers_at_the_last_level_only(tmp_path: Path) -> None:
         (["--level", "iterations=1,2"], "--level is for --method halving of --vary"),
         (
             ["--vary", "iterations=1,2", "--level", "seed=1,2", "--method", "grid"],
-            "--level is for --method halving",
+            "--method halving and --level KEY=V1,V2 (cheap to exact) go together",
         ),
         (["--out", f"{gettempdir()}/best.yaml"], "what a scenario names is found beside it; write into"),
         (["--vary", "machine.devices.cpu0.core=1"], "no such key; did you mean 'cores'?"),
