@@ -298,13 +298,10 @@ class Side(NamedTuple):
         Title in the output.
     schedule : callable
         Runs or reads it. Names were checked before.
-    case : Case, optional
-        Case that runs, if any.
     """
 
     title: str
     schedule: Callable[[], OpSchedule]
-    case: Case | None = None
 
 
 class _One(NamedTuple):
@@ -461,10 +458,10 @@ def _scenario(one: _One) -> Scenario:
     return scenario_of(Document.read(one.path, one.allowed).with_settings(one.sets))
 
 
-def _of_case(case: Case, own: Sequence[str] = (), label: str = "") -> Side:
+def _of_case(case: Case, own: Sequence[str] = ()) -> Side:
     """Return the run of a case; `own` are settings of this side only, which its title names."""
-    title = f"{case.scenario.name}: {label or case.label}" + (f" ({', '.join(own)})" if own else "")
-    return Side(title, lambda: schedule_of(run_case(case).trace, title, policy=case.label), case)
+    title = f"{case.scenario.name}: {case.label}" + (f" ({', '.join(own)})" if own else "")
+    return Side(title, lambda: schedule_of(run_case(case).trace, title, policy=case.label))
 
 
 def _of_plan(one: _One, other: _One) -> Side:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sim.base.errors import InputError
-from sim.base.files import check_writable
+from sim.base.files import check_writable, write_bytes, write_text
 from sim.export.tables import TABLE_ENDINGS
 
 if TYPE_CHECKING:
@@ -259,13 +259,6 @@ def _about(option: str) -> Iterator[None]:
         raise InputError(f"{option}{error}") from None
 
 
-def _write_plan(results: Sequence[Result], path: str) -> None:
-    from sim.base.files import write_text
-
-    (result,) = results
-    write_text(path, result.trace.plan().to_json())
-
-
 def _write_tuning(results: Sequence[Result], path: str) -> None:
     import pandas as pd
 
@@ -310,7 +303,6 @@ def _write_memory_trace(results: Sequence[Result], path: str) -> list[str]:
     With one device it is `path`; with several, ``t.jsonl`` becomes ``t.gpu0.jsonl`` and so on.
     """
     from devices.memory.trace_readers import json_lines
-    from sim.base.files import write_bytes
 
     recordings = {device: events for device, events in (results[0].recordings or {}).items() if events}
     if not recordings:
@@ -335,7 +327,7 @@ _FILES: Final[Mapping[str, tuple[tuple[str, ...], _Writer | None]]] = {
     "memory": (PICTURES, _write_memory),
     "links": (PICTURES, _write_links),
     "roofline": (PICTURES, _write_roofline),
-    "plan": ((".json",), _write_plan),
+    "plan": ((".json",), lambda results, path: write_text(path, results[0].trace.plan().to_json())),
     "tuning": (TABLE_ENDINGS, _write_tuning),
     "timeline": (PICTURES, _write_timeline),
     "pareto": (PICTURES, _write_pareto),
@@ -343,17 +335,3 @@ _FILES: Final[Mapping[str, tuple[tuple[str, ...], _Writer | None]]] = {
     "memory-trace": ((".jsonl", ".jsonl.gz"), _write_memory_trace),
 }
 """Output -> its suffixes, and its writer; None: the writer takes options, or the command writes it."""
-
-
-def write_graphs(result: Result, paths: tuple[str, str]) -> None:
-    """Write the graph of a run before it was compiled, and the one that ran (``--show-graph``).
-
-    Raises
-    ------
-    InputError
-        A file cannot be written.
-    """
-    from scenarios.importers import write_graph
-
-    for graph, path in zip((result.case.work.graph, result.trace.job.graph), paths, strict=True):
-        write_graph(graph, path)

@@ -88,9 +88,10 @@ def run(
             typer.echo()
             print_repeats(repeats)
     if show_graph is not None:
-        from scenarios.report.outputs import write_graphs
+        from scenarios.importers import write_graph
 
-        write_graphs(results[0], show_graph)
+        write_graph(results[0].case.work.graph, show_graph[0])
+        write_graph(results[0].trace.job.graph, show_graph[1])
         say_written(f"{show_graph[0]} and {show_graph[1]}")
     finish(results, files, open_page, **charts)
 
