@@ -18,9 +18,7 @@ is kept as soon as it is finished, as in a sweep.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import os
 import random
@@ -46,7 +44,7 @@ from scenarios.variants.sweep import KeptRows, program, stamps, sweeping, write_
 from scenarios.variants.variant import Row, Variant, attempt
 from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, SimError, hint, in_file, list_names
-from sim.base.files import read_bytes, read_text
+from sim.base.files import read_bytes, read_table, read_text
 from sim.base.plugins import NOTHING, Allowed
 from sim.base.units import parse_duration
 from sim.graph.walks import least_first
@@ -149,35 +147,28 @@ def known_of(path: str) -> Known:
 
 def _table(path: Path) -> dict[str, Known]:
     """Return the known bounds of each instance in a table."""
+    table = list[tuple[str, list[Any]]]()
+    if path.suffix == ".json":
+        try:
+            for row in json.loads(read_text(path)):
+                own, optimum = row.get("bounds") or {}, row.get("optimum")
+                bounds = [optimum or own.get(side) for side in ("lower", "upper")]
+                table.append((f"{path}: {row['name']}", [row["name"], *bounds]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path}: should be a list of name, optimum, bounds: {error!r}") from None
+    else:
+        columns, rows = read_table(path)
+        if columns != ["instance", "lower", "upper"]:
+            raise InputError(f"{path}:1: should be instance,lower,upper, found {columns}")
+        table = [(place, [*row.values()]) for place, row in rows]
     found: dict[str, Known] = {}
-    with in_file(path):
-        rows = _bounds_json(path) if path.suffix == ".json" else _bounds_csv(path)
-        for place, name, low, high in rows:
-            with in_file(place):
-                lower, upper = _ns(low), _ns(high)
-                if lower is not None and upper is not None and lower > upper:
-                    raise InputError(f"the lower bound {low} is above the upper one, {high}")
-            found[name] = Known(lower, upper)
+    for place, (name, low, high) in table:
+        with in_file(place):
+            lower, upper = _ns(low), _ns(high)
+            if lower is not None and upper is not None and lower > upper:
+                raise InputError(f"the lower bound {low} is above the upper one, {high}")
+        found[name] = Known(lower, upper)
     return found
-
-
-def _bounds_json(path: Path) -> list[tuple[str, str, Any, Any]]:
-    found = []
-    try:
-        for row in json.loads(read_text(path)):
-            own, optimum = row.get("bounds") or {}, row.get("optimum")
-            name, lower, upper = row["name"], own.get("lower"), own.get("upper")
-            found.append((name, name, optimum or lower, optimum or upper))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"should be a list of name, optimum, bounds: {error!r}") from None
-    return found
-
-
-def _bounds_csv(path: Path) -> list[tuple[str, str, Any, Any]]:
-    reader = csv.DictReader(io.StringIO(read_text(path)))
-    if reader.fieldnames != ["instance", "lower", "upper"]:
-        raise InputError(f"line 1: should be instance,lower,upper, found {reader.fieldnames}")
-    return [(f"line {reader.line_num}", row["instance"], row["lower"], row["upper"]) for row in reader]
 
 
 def _ns(value: Any) -> int | None:

@@ -121,9 +121,9 @@ def test_bounds_of_both_kinds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [
-        ("name,lower,upper\n", "bounds.csv: line 1: should be instance,lower,upper"),
-        ("instance,lower,upper\na,x,6\n", "bounds.csv: line 2: 'x' is not a number and a unit"),
-        ("instance,lower,upper\na,7,6\n", "bounds.csv: line 2: the lower bound 7 is above the upper one, 6"),
+        ("name,lower,upper\n", "bounds.csv:1: should be instance,lower,upper"),
+        ("instance,lower,upper\na,x,6\n", "bounds.csv:2: 'x' is not a number and a unit"),
+        ("instance,lower,upper\na,7,6\n", "bounds.csv:2: the lower bound 7 is above the upper one, 6"),
     ],
 )
 def test_wrong_bounds_are_told(tmp_path: Path, bounds: str, message: str) -> None:
