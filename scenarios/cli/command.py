@@ -28,7 +28,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from scenarios.cli.options import as_command
-from scenarios.cli.terminal import place_of_other_code, show_warnings, terminal
+from scenarios.cli.output import place_of_other_code, show_warnings, terminal
 from sim.base import plugins
 from sim.base.errors import InputError, ScenarioError, SimError, UnknownNameError
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from scenarios.cli.terminal import escape, unwrap
+from scenarios.cli.output import escape, unwrap
 from sim.base.errors import InputError, RunError, SimError
 from sim.base.plugins import Allowed
 

@@ -11,7 +11,7 @@ import pytest
 from cli_runner import sim
 from scenario_texts import GOOD, write
 
-from scenarios.cli.terminal import escape
+from scenarios.cli.output import escape
 from scenarios.importers import load_graph
 from scenarios.run.load import load_scenario
 from sim.base.errors import InputError

@@ -8,8 +8,7 @@ import pytest
 from cli_runner import sim
 from scenario_texts import changed, write
 
-from scenarios.cli.output import print_table
-from scenarios.cli.terminal import escape
+from scenarios.cli.output import escape, print_table
 from sim.base.errors import LONGEST_NAME, UnknownNameError, shorten
 
 LONG = "x" * 2000

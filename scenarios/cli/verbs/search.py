@@ -8,9 +8,8 @@ from typing import Any
 
 import typer
 
-from scenarios.cli.output import print_json, print_table
+from scenarios.cli.output import print_json, print_table, show_warnings
 from scenarios.cli.running import Ticker, compare_all, progress, save_picture, say_written
-from scenarios.cli.terminal import show_warnings
 from sim.base.errors import InputError, in_file, list_names
 from sim.base.plugins import NOTHING, Allowed
 from sim.base.units import parse_duration
