@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
 
 from devices.describe.field_types import BITS, Type
 from devices.describe.fields import known_kinds
@@ -278,18 +278,6 @@ _PLAIN: Final = ("builtins", "collections", "inspect", "pathlib")
 """Packages of the types whose values a file can hold; ``inspect`` has that of a missing annotation."""
 
 
-def _in_words(annotation: Any) -> str:
-    """Return the type of an annotation in words, for want of a docstring; empty if there is none."""
-    if annotation is inspect.Parameter.empty:
-        return ""
-    if get_origin(annotation) is Literal:
-        return f"{{{', '.join(map(json.dumps, get_args(annotation)))}}}"
-    if get_origin(annotation) is Annotated or not get_args(annotation):
-        kind = get_args(annotation)[0] if get_args(annotation) else annotation
-        return str(getattr(kind, "__name__", kind))
-    return " or ".join(_in_words(one) for one in get_args(annotation) if one is not NoneType)
-
-
 _QUANTITIES: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
     "_ns": ("duration, as in 10us", lambda value: format_duration(value).replace(" ", "")),
     "_bytes": ("size, as in 4MB", lambda value: format_bytes(value, iec=True).replace(" ", "")),
@@ -302,7 +290,9 @@ _QUANTITIES: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
 def _option(parameter: inspect.Parameter, told: ParameterDoc) -> Option:
     """Return an option as spelt in a file; a unit in the parameter's name belongs to the value instead."""
     default = None if parameter.default is parameter.empty else parameter.default
-    kind = told.type.removesuffix(", optional") or _in_words(parameter.annotation)
+    kind, annotation = told.type.removesuffix(", optional"), parameter.annotation
+    if not kind and annotation is not parameter.empty:
+        kind = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     for part in (parameter.annotation, *get_args(parameter.annotation)):
         for about in getattr(part, "__metadata__", ()):
             kind = f"as in {about.shown}" if isinstance(about, Type) else kind
