@@ -27,7 +27,7 @@ from sim.base.arrays import IntArray
 from sim.base.errors import InfeasibleError
 from sim.job.context import Context
 from sim.job.job import Job
-from sim.kernel.layout import SharedCores
+from sim.kernel.columns import SharedCores
 from sim.machine.device import MANAGED, WAIT, Device
 from sim.machine.task import Task
 

@@ -47,7 +47,7 @@ from sim.faults import FOREVER, MOST_FAILURES
 from sim.job.context import Context
 from sim.job.job import Job
 from sim.job.transfers import Flow
-from sim.kernel.layout import LARGEST, RouteColumns
+from sim.kernel.columns import LARGEST, RouteColumns
 from sim.machine.links import Message
 from sim.machine.machine import Machine
 from sim.machine.task import Task
@@ -287,7 +287,7 @@ class _Message:
 class Carrier:
     """A `sim.machine.links.Network` in which every link has its own kind of sharing.
 
-    The kernel runs the same network over columns (`sim.kernel.layout.InColumns`).
+    The kernel runs the same network over columns (`sim.kernel.columns.InColumns`).
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ from devices.shared_sms import SharedSMs
 from sim.base.arrays import IntArray
 from sim.job.context import Context
 from sim.job.job import Job
-from sim.kernel.layout import SharedSms
+from sim.kernel.columns import SharedSms
 from sim.machine.device import Details, Device, Processor
 from sim.machine.task import Task
 from sim.record.record import Wait

@@ -123,7 +123,7 @@ class Lists:
     def starts(self, key: FloatArray) -> tuple[IntArray, IntArray]:
         """Return start and lane of each task if of what is ready the one with the least key is first."""
         starts: tuple[IntArray, IntArray] = load("edge_passes", "base").list_schedule(
-            key, self.lanes, *self.columns
+            key, self.lanes, [*self.columns]
         )
         return starts
 

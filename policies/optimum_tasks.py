@@ -25,7 +25,7 @@ from sim.explain.bounds import least_durations_ns
 from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
 from sim.job.transfers import Flow, holding_ops, host_groups, travel_ns
-from sim.kernel.layout import ProcessorInColumns, SharedCores
+from sim.kernel.columns import ProcessorInColumns, SharedCores
 
 
 class Tasks:

@@ -435,7 +435,7 @@ def walk(needs: Csr, makes: Csr, first: Sequence[int], n_keys: int) -> tuple[Int
     ([0, 1, 2, 3], [2, 4])
     """
     steps_in_order = load("edge_passes", "base").steps_in_order
-    order, done = steps_in_order(np.array(first), n_keys, *needs, *makes)
+    order, done = steps_in_order(np.array(first), n_keys, [*needs, *makes])
     return order, done.tolist()
 
 

@@ -1,27 +1,30 @@
 # What Cython compiles `edge_passes.py` with.
+cimport cython
+
 ctypedef long long i64
 
 cdef i64 ALL, FIRST, NO_DATA, NOTHING
 
-cpdef void sweep_both_ways(
-    const i64[::1] ns, const i64[::1] cost, const i64[::1] latency, const i64[::1] producer,
-    const i64[::1] consumer, const i64[::1] early, i64[::1] taken, i64[::1] begin, i64[::1] issued,
-    i64[::1] tail,
-) noexcept
+@cython.locals(
+    ns=i64[::1], cost=i64[::1], latency=i64[::1], producer=i64[::1], consumer=i64[::1], early=i64[::1],
+    taken=i64[::1], begin=i64[::1], issued=i64[::1], tail=i64[::1],
+)
+cpdef list heads_and_tails(list columns)
 
-cpdef void sweep_ends(
-    i64[::1] end, const i64[::1] order, const i64[::1] own, const i64[::1] waits, const i64[::1] first_input,
-    const i64[::1] producer, const i64[::1] distance, const i64[::1] travel, const i64[::1] first_after,
-    const i64[::1] follows, const i64[::1] behind,
-) noexcept
+@cython.locals(
+    order=i64[::1], own=i64[::1], waits=i64[::1], first_input=i64[::1], producer=i64[::1], distance=i64[::1],
+    travel=i64[::1], first_after=i64[::1], follows=i64[::1], behind=i64[::1], end=i64[::1],
+)
+cpdef object longest_ns(i64 iterations, list columns)
 
-cpdef i64 walk(
-    i64[::1] done, i64[::1] order, const i64[::1] end, const i64[::1] first_need, const i64[::1] needed,
-    const i64[::1] first_make, const i64[::1] made, i64[::1] there, i64[::1] asleep, i64[::1] last,
-    i64[::1] behind, i64[::1] awake,
-) noexcept
+@cython.locals(
+    first_need=i64[::1], needed=i64[::1], first_make=i64[::1], made=i64[::1], order=i64[::1], done=i64[::1],
+    end=i64[::1], there=i64[::1], asleep=i64[::1], last=i64[::1], behind=i64[::1], awake=i64[::1],
+)
+cpdef tuple steps_in_order(object first, i64 n_keys, list columns)
 
-cpdef void fill_lanes(
-    i64[::1] start, i64[::1] waits, i64[::1] lane, i64[::1] ready, i64[::1] free, const double[::1] key,
-    const i64[::1] ns, const i64[::1] first, const i64[::1] follow, const i64[::1] lag,
-) noexcept
+@cython.locals(
+    start=i64[::1], waits=i64[::1], ns=i64[::1], first=i64[::1], follow=i64[::1], lag=i64[::1],
+    keys=cython.double[::1], lane=i64[::1], ready=i64[::1], free=i64[::1],
+)
+cpdef tuple list_schedule(object key, i64 lanes, list columns)

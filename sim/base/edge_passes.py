@@ -7,7 +7,7 @@ They are plain Python on int64 columns; `edge_passes.pxd` gives Cython the types
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,11 @@ from sim.base.arrays import FloatArray, IntArray
 COMPILED = not __file__.endswith(".py")
 
 
-def _as_read(*columns: IntArray | FloatArray) -> list[Any]:
+def _as_read(columns: Iterable[IntArray | FloatArray]) -> list[Any]:
     """Return columns in the form a pass reads: Python reads lists faster, and their numbers have no limit."""
-    return [np.ascontiguousarray(column) if COMPILED else column.tolist() for column in columns]
+    if not COMPILED:
+        return [column.tolist() for column in columns]
+    return [column if column.flags.carray else column.copy() for column in columns]  # Cython wants to write
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -31,33 +33,18 @@ def _as_read(*columns: IntArray | FloatArray) -> list[Any]:
 #     tail      over │◄── tail ── end ▇▇▇▇ start ◄── issued │             ... and in the reverse order
 
 
-def heads_and_tails(*columns: IntArray) -> list[IntArray]:
+def heads_and_tails(columns: list[IntArray]) -> list[IntArray]:
     """Return, by edges alone, when each node is taken and may begin, and the time after its issue and end.
 
     Parameters
     ----------
-    *columns : array of int64
+    columns : list of array of int64
         For each node its duration, its cost of issuing and its launch latency; for each edge, in the order of
         consumers, the producer, the consumer, and 1 if it counts when the producer is issued.
     """
-    read = _as_read(*columns, *[np.zeros(len(columns[0]), np.int64) for _ in range(4)])
-    sweep_both_ways(*read)
-    return [np.asarray(column, np.int64) for column in read[len(columns) :]]
-
-
-def sweep_both_ways(
-    ns: Sequence[int],
-    cost: Sequence[int],
-    latency: Sequence[int],
-    producer: Sequence[int],
-    consumer: Sequence[int],
-    early: Sequence[int],
-    taken: MutableSequence[int],
-    begin: MutableSequence[int],
-    issued: MutableSequence[int],
-    tail: MutableSequence[int],
-) -> None:
-    """Fill in the last four columns."""
+    ns, cost, latency, producer, consumer, early = _as_read(columns)
+    found = _as_read(np.zeros((4, len(ns)), np.int64))
+    taken, begin, issued, tail = found
     edges = len(producer)
     for i in range(edges):
         p, c = producer[i], consumer[i]
@@ -75,6 +62,7 @@ def sweep_both_ways(
             tail[p] = max(tail[p], executed)
         else:
             tail[p] = max(tail[p], whole)
+    return [np.asarray(column, np.int64) for column in found]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -89,36 +77,20 @@ ALL, FIRST, NO_DATA, NOTHING = 0, 1, 2, 3
 """What an op waits for: all inputs, the first one, no input, or not even for control edges."""
 
 
-def longest_ns(iterations: int, *columns: Any) -> int:
+def longest_ns(iterations: int, columns: list[IntArray]) -> int:
     """Return the latest end of any op.
 
     Parameters
     ----------
     iterations : int
-    *columns : array of int64
+    columns : list of array of int64
         The topological order; for each op its duration and what it waits for (`ALL`, ...); the bounds of its
         inputs, and for each input the producer (-1: from outside), the distance and the travel time;
         the bounds of its control edges, and for each the producer and the distance.
     """
-    read = _as_read(np.zeros(iterations * len(columns[0]), np.int64), *columns)
-    sweep_ends(*read)
-    return int(np.max(read[0]))
-
-
-def sweep_ends(
-    end: MutableSequence[int],
-    order: Sequence[int],
-    own: Sequence[int],
-    waits: Sequence[int],
-    first_input: Sequence[int],
-    producer: Sequence[int],
-    distance: Sequence[int],
-    travel: Sequence[int],
-    first_after: Sequence[int],
-    follows: Sequence[int],
-    behind: Sequence[int],
-) -> None:
-    """Fill in the ends of all ops in all iterations."""
+    order, own, waits, first_input, producer, distance, travel, *after = _as_read(columns)
+    first_after, follows, behind = after
+    (end,) = _as_read([np.zeros(iterations * len(order), np.int64)])
     n = len(order)
     for base in range(0, len(end), n):
         for i in range(n):
@@ -138,6 +110,7 @@ def sweep_ends(
                 if wait != NOTHING and from_end >= 0 and end[from_end + follows[j]] > at:
                     at = end[from_end + follows[j]]
             end[base + op] = max(at, first) + own[op]
+    return int(np.max(end))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -149,8 +122,11 @@ def sweep_ends(
 #     program 1   needs a, makes c | ...          and programs go on in the order in which they were woken
 
 
-def steps_in_order(first: IntArray, n_keys: int, *columns: IntArray) -> tuple[IntArray, IntArray]:
+def steps_in_order(first: IntArray, n_keys: int, columns: list[IntArray]) -> tuple[IntArray, IntArray]:
     """Return the steps in order, and for each program the step at which it stops.
+
+    Programs that lack a key are in a list from ``asleep[key]`` over ``behind[rank]`` to ``last[key]``;
+    `awake` is a ring of those that can go on.
 
     Parameters
     ----------
@@ -158,37 +134,15 @@ def steps_in_order(first: IntArray, n_keys: int, *columns: IntArray) -> tuple[In
         Number of each program's first step, and of all steps.
     n_keys : int
         Upper limit, exclusive, of the keys that are needed and made.
-    *columns : array of int64
+    columns : list of array of int64
         The bounds of each step's needed keys, and those keys; the same for the keys that it makes.
     """
-    n, steps = len(first) - 1, int(first[len(first) - 1])
-    nobody, ranks = np.full(n_keys, -1), np.arange(n)
-    state = [np.zeros(n_keys, np.int64), nobody, nobody.copy(), ranks, ranks.copy()]
-    read = _as_read(first[:n].copy(), np.zeros(steps, np.int64), first[1:], *columns, *state)
-    count = walk(*read)
-    return np.array(read[1], np.int64)[:count], np.array(read[0], np.int64)
-
-
-def walk(
-    done: MutableSequence[int],
-    order: MutableSequence[int],
-    end: Sequence[int],
-    first_need: Sequence[int],
-    needed: Sequence[int],
-    first_make: Sequence[int],
-    made: Sequence[int],
-    there: MutableSequence[int],
-    asleep: MutableSequence[int],
-    last: MutableSequence[int],
-    behind: MutableSequence[int],
-    awake: MutableSequence[int],
-) -> int:
-    """Fill in `order` and `done`; return the number of steps.
-
-    Programs that lack a key are in a list from ``asleep[key]`` over ``behind[rank]`` to ``last[key]``;
-    `awake` is a ring of those that can go on.
-    """
-    ranks, n_awake, at_front, n = len(done), len(done), 0, 0
+    first_need, needed, first_make, made = _as_read(columns)
+    n = len(first) - 1
+    order, done, end = _as_read([np.zeros(first[n], np.int64), first[:n].copy(), first[1:]])
+    there, asleep, last = _as_read([np.zeros(n_keys, np.int64), *np.full((2, n_keys), -1)])
+    behind, awake = _as_read([np.arange(n), np.arange(n)])
+    ranks, n_awake, at_front, n = n, n, 0, 0
     while n_awake:
         rank = awake[at_front]
         at_front = (at_front + 1) % ranks
@@ -221,14 +175,14 @@ def walk(
             else:
                 behind[last[lacks]] = rank
             last[lacks] = rank
-    return n
+    return np.array(order, np.int64)[:n], np.array(done, np.int64)
 
 
 # ----------------------------------------------------------------------------------------------------------
 # A list schedule: whenever one of some equal lanes is free, the first ready task of a list starts there.
 
 
-def list_schedule(key: FloatArray, lanes: int, *columns: IntArray) -> tuple[IntArray, IntArray]:
+def list_schedule(key: FloatArray, lanes: int, columns: list[IntArray]) -> tuple[IntArray, IntArray]:
     """Return when each task starts, and its lane, if the ready task with the least key goes first.
 
     Parameters
@@ -236,29 +190,15 @@ def list_schedule(key: FloatArray, lanes: int, *columns: IntArray) -> tuple[IntA
     key : array of float64
         Key of each task; number 0 is not a task but the end of all.
     lanes : int
-    *columns : array of int64
+    columns : list of array of int64
         For each task the earliest start, the number of tasks it follows, the time it keeps its lane, and the
         bounds of its followers; for each of these its number, and its least delay after the task's start.
     """
-    none = np.zeros(len(key), np.int64)
-    read = _as_read(columns[0].copy(), columns[1].copy(), none, none.copy(), np.zeros(lanes, np.int64))
-    fill_lanes(*read, *_as_read(key, *columns[2:]))
-    return np.asarray(read[0], np.int64), np.asarray(read[2], np.int64)
-
-
-def fill_lanes(
-    start: MutableSequence[int],
-    waits: MutableSequence[int],
-    lane: MutableSequence[int],
-    ready: MutableSequence[int],
-    free: MutableSequence[int],
-    key: Sequence[float],
-    ns: Sequence[int],
-    first: Sequence[int],
-    follow: Sequence[int],
-    lag: Sequence[int],
-) -> None:
-    """Fill in `start` and `lane`; `ready` has tasks that wait only for a lane, `free` the lanes' times."""
+    start, waits = _as_read([columns[0].copy(), columns[1].copy()])
+    ns, first, follow, lag = _as_read(columns[2:])
+    (keys,) = _as_read([key])
+    lane, ready = _as_read(np.zeros((2, len(key)), np.int64))  # `ready`: tasks that wait only for a lane
+    (free,) = _as_read(np.zeros((1, lanes), np.int64))
     n_ready = 0
     for k in range(1, len(ns)):
         if not waits[k]:
@@ -273,7 +213,7 @@ def fill_lanes(
         for i in range(n_ready):
             k = ready[i]
             at = max(start[k], free[where])
-            if place < 0 or at < when or (at == when and key[k] < key[ready[place]]):
+            if place < 0 or at < when or (at == when and keys[k] < keys[ready[place]]):
                 place, when = i, at
         k = ready[place]
         n_ready -= 1
@@ -286,3 +226,4 @@ def fill_lanes(
             if other and not waits[other]:
                 ready[n_ready] = other
                 n_ready += 1
+    return np.asarray(start, np.int64), np.asarray(lane, np.int64)

@@ -52,20 +52,14 @@ class Communicators:
     ) -> None:
         self._breakdowns, job = breakdowns, context.job
         self._job, self._c, self._context = job, collectives, context
-        self._carried: list[bool] = job.carried.tolist()
         self._carrier: CollectiveCarrier | None = None
         model = job.machine.collectives
-        if isinstance(model, CarriedCollectives) and any(self._carried):
+        if isinstance(model, CarriedCollectives) and job.carried.any():
             self._carrier = model.carrier(job.machine, context, network)
         self._entry = {op: k for k, op in enumerate(collectives.op.tolist())}
-        self._line: list[int] = collectives.line.tolist()
-        self._party: list[int] = collectives.party.tolist()
-        self._seat: list[int] = collectives.seat.tolist()
-        self._group: list[int] = collectives.group.tolist()
         _refuse_shared_streams(job, collectives)
-        self._signature: list[int] = collectives.signature.tolist()
         self._issued = [0] * len(collectives.party_of_seat)  # number issued from each seat
-        self._in_line: list[deque[Task]] = [deque() for _ in range(1 + max(self._line))]
+        self._in_line: list[deque[Task]] = [deque() for _ in range(1 + int(collectives.line.max()))]
         self._refused: set[int] = set()  # ids of tasks that are not first in line
         # Of each meeting: the op that was issued before all others, and those that have started.
         self._meetings: dict[tuple[int, int], tuple[Task, list[Task]]] = {}
@@ -82,13 +76,13 @@ class Communicators:
         entry = self._entry[task.op]
         if self._breakdowns is not None:
             self._breakdowns.watch_collective(task)
-        self._in_line[self._line[entry]].append(task)
-        seat = self._seat[entry]
-        key = self._party[entry], self._issued[seat]
+        self._in_line[self._c.line[entry]].append(task)
+        seat = self._c.seat[entry]
+        key = self._c.party[entry], self._issued[seat]
         self._issued[seat] += 1
         self._meeting_of[task.id] = key
         first, _ = self._meetings.setdefault(key, (task, []))
-        if self._signature[self._entry[first.op]] != self._signature[entry]:
+        if self._c.signature[self._entry[first.op]] != self._c.signature[entry]:
             raise self._mismatch(first, task, key[1])
 
     def may_start(self, task: Task) -> bool:
@@ -100,26 +94,26 @@ class Communicators:
 
     def _is_first(self, task: Task) -> bool:
         entry = self._entry[task.op]
-        call, seat = self._call(task), self._seat[entry]
-        for ahead in self._in_line[self._line[entry]]:
+        call, seat = self._call(task), self._c.seat[entry]
+        for ahead in self._in_line[self._c.line[entry]]:
             if ahead is task:
                 break
-            if self._call(ahead) != call or self._seat[self._entry[ahead.op]] == seat:
+            if self._call(ahead) != call or self._c.seat[self._entry[ahead.op]] == seat:
                 return False
         return True
 
     def _call(self, task: Task) -> tuple[int, int]:
         """Return the key shared by all tasks of one group call."""
-        group = self._group[self._entry[task.op]]
+        group = self._c.group[self._entry[task.op]]
         return (UNSET, task.id) if group == UNSET else (group, task.iteration)
 
     def on_start(self, task: Task) -> None:
         """Let a started task wait for the others; the last one begins the transfer."""
         _, there = self._meetings[self._meeting_of[task.id]]
         there.append(task)
-        if len(there) == len(self._c.members[self._party[self._entry[task.op]]]):
+        if len(there) == len(self._c.members[self._c.party[self._entry[task.op]]]):
             entries = [self._entry[one.op] for one in there]
-            if self._carrier is not None and all(self._carried[entry] for entry in entries):
+            if self._carrier is not None and self._job.carried[entries].all():
                 call = call_of(self._job.graph, self._c, entries[0])
                 self._carrier.begin(call, lambda: self._over(there))
                 return
@@ -139,7 +133,7 @@ class Communicators:
     def leave(self, task: Task) -> list[Task]:
         """Remove an ended task from its line; return the tasks that it was holding up."""
         self._meetings.pop(self._meeting_of.pop(task.id), None)
-        line = self._in_line[self._line[self._entry[task.op]]]
+        line = self._in_line[self._c.line[self._entry[task.op]]]
         line.remove(task)  # it is among the first
         found: list[Task] = []
         for one in line:

@@ -220,16 +220,13 @@ class RunState:
     # Without slots, method calls are a third slower on an object with thirty attributes or more.
     __slots__ = (
         "alone", "arrived", "asks", "asynchronous", "blocked", "breakdowns", "called", "clock",
-        "communicators",
-        "communicators_of", "conditions", "device_of", "drawn",
-        "duration_ns", "end", "ended", "executed", "failing", "flow", "frames", "gives_back", "holding",
-        "issue_ns", "issuers",
-        "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start",
-        "messages", "network", "not_before_ns", "now_ns",
-        "observers", "open", "paid", "placed", "policy", "processors", "readiness", "record_ns", "recorded",
-        "release_ns", "rendezvous", "requested", "resources", "retried", "round", "runs", "settling",
-        "starved", "stream_of",
-        "streams", "taken", "tasks", "told_of_ends", "touched", "transfers", "transmits",
+        "communicators", "communicators_of", "conditions", "device_of", "drawn", "duration_ns", "end",
+        "ended", "executed", "failing", "flow", "frames", "gives_back", "holding", "issue_ns", "issuers",
+        "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start", "messages",
+        "network", "not_before_ns", "now_ns", "observers", "open", "paid", "placed", "policy", "processors",
+        "readiness", "record_ns", "recorded", "release_ns", "rendezvous", "requested", "resources", "retried",
+        "round", "runs", "settling", "starved", "stream_of", "streams", "taken", "tasks", "told_of_ends",
+        "touched", "transfers", "transmits",
     )  # fmt: skip
 
     def __init__(

@@ -69,7 +69,7 @@ def longest_chain_ns(job: Job, ns: IntArray) -> int:
     longest_ns: Callable[..., int] = (load("edge_passes", "base") if small else edge_passes).longest_ns
     inputs = (graph.inputs.indptr, producer, graph.input_distance, travel)
     after = (graph.after.indptr, graph.after.indices, graph.after_distance)
-    return longest_ns(iterations, graph.topological_order, ns, waits, *inputs, *after)
+    return longest_ns(iterations, [graph.topological_order, ns, waits, *inputs, *after])
 
 
 class Bounds(NamedTuple):
@@ -589,7 +589,7 @@ def ways(
         paid, latency = (np.append(column, np.zeros_like(more)) for column in (paid, latency))
     order = np.argsort(place[consumer], kind="stable")
     edges = (column[order] for column in (producer, consumer, early.astype(np.int64)))
-    found = load("edge_passes", "base").heads_and_tails(own, paid, latency, *edges)
+    found = load("edge_passes", "base").heads_and_tails([own, paid, latency, *edges])
     own, paid, latency, *found = (column[: flow.n_nodes] for column in (own, paid, latency, *found))
     taken, begin, issued, tail = found
     start = np.maximum(begin, taken + paid + latency)

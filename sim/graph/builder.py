@@ -393,6 +393,7 @@ class GraphBuilder:
         inputs, input_distance = self._inputs.csr(len(external))
         nbytes = forwarded_nbytes(nbytes, tuple(self._kinds), kind, inputs, outputs)
         after, after_distance = self._after.csr(0)
+        of_ops = 0, len(nbytes) - len(external)
         graph = Graph(
             name=self.name,
             op_names=list(self._ops),
@@ -418,8 +419,8 @@ class GraphBuilder:
             after_distance=after_distance,
             tensor_producer=np.concatenate((np.full(len(external), UNSET), outputs.rows())),
             tensor_nbytes=nbytes,
-            tensor_role=_pad(external[:, 1], len(nbytes), 0),
-            tensor_pin=_pad(external[:, 2], len(nbytes), UNSET),
+            tensor_role=np.pad(external[:, 1], of_ops),
+            tensor_pin=np.pad(external[:, 2], of_ops, constant_values=UNSET),
             external_names=list(self._externals),
             attributes=dict(self._attributes),
         )
@@ -493,13 +494,6 @@ class GraphBuilder:
 
 def _bytes(values: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(values, dtype=np.int64).view(np.uint8).data
-
-
-def _pad(values: IntArray, n: int, rest: int) -> IntArray:
-    """Return a column of length `n` that begins with these values and goes on with `rest`."""
-    column = np.full(n, rest)
-    column[: len(values)] = values
-    return column
 
 
 def _dense(sparse: Mapping[int, int], n: int) -> IntArray:

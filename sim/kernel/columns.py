@@ -1,4 +1,4 @@
-"""A job as the columns that the kernel runs over, and the obstacles to that.
+"""A job as the columns that the kernel runs over, the interfaces that give them, and the obstacles to that.
 
 Everything here uses array operations: a loop over ops in Python would cost more than the run itself.
 """
@@ -17,9 +17,113 @@ from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.job.costs import issue_costs_ns
 from sim.job.job import Job
 from sim.job.transfers import Flow, check_routes, holding_ops, host_groups
-from sim.kernel.layout import InColumns, ProcessorInColumns, RouteColumns, SharedCores, SharedSms
+from sim.machine.device import Device
 from sim.policy import Order, Policy
 from sim.readiness.eligibility import edges_at_issue, non_strict_ops
+
+# ----------------------------------------------------------------------------------------------------------
+# The routes of a job's transfers, as the columns that the kernel's network runs over.
+
+NEVER: Final = (1 << 62) - 1
+"""A time later than any instant."""
+
+LARGEST: Final = 1 << 60
+"""Upper limit, exclusive, of work, bandwidths and spans of time."""
+
+
+class RouteColumns(NamedTuple):
+    """Routes of transfers, in columns. A *way* is what transfers between the same two devices have in common.
+
+    Attributes
+    ----------
+    way : sequence of int
+        The way of each move (a transfer of the graph).
+    work : sequence of int
+        Demand of each move on shared links, in units of work; 0 if it is alone or has nothing to send.
+    alone_ns : sequence of int
+        Duration of each move if it does not use shared links, including the latency.
+    latency_ns : sequence of int
+        Latency of each way.
+    held_first, held : sequences of int
+        Way w holds the keys ``held[held_first[w]:held_first[w + 1]]`` (serial links, copy engines).
+    route : sequence of int
+        The route over shared links of each way, -1 if it is alone.
+    first, links : sequences of int
+        Route r uses the shared links ``links[first[r]:first[r + 1]]``.
+    capacity : sequence of int
+        Units of work per ns of each shared link.
+    """
+
+    way: Sequence[int] | IntArray
+    work: Sequence[int] | IntArray
+    alone_ns: Sequence[int] | IntArray
+    latency_ns: Sequence[int]
+    held_first: Sequence[int]
+    held: Sequence[int]
+    route: Sequence[int]
+    first: Sequence[int]
+    links: Sequence[int]
+    capacity: Sequence[int]
+
+
+@runtime_checkable
+class InColumns(Protocol):
+    """A factory for the network of a run (`sim.Machine.network`) that the kernel can run too."""
+
+    def columns(self, job: Job, flow: Flow) -> RouteColumns | str:
+        """Return the routes of a job's transfers, or in words why the kernel cannot simulate them."""
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Shared resources of a device's tasks, in columns: the description that a processor gives to the kernel.
+
+
+class SharedSms(NamedTuple):
+    """Kernels get SMs in the order of their arrival, and nothing changes that afterwards.
+
+    Attributes
+    ----------
+    sms : sequence of int
+        Number of SMs of each partition.
+    partition_of : sequence of int
+        Partition of each of the device's streams.
+    op, loads, waves : arrays of int64
+        Ops of the device; the number of SMs that each fills, at once or in sequence, and its waves on all
+        SMs; with 0 waves, loads of 1 ns fill that many SMs for the duration of the op.
+    """
+
+    sms: Sequence[int]
+    partition_of: Sequence[int]
+    op: IntArray
+    loads: IntArray
+    waves: IntArray
+
+
+class SharedCores(NamedTuple):
+    """Workers take cores from the start to the end of an op, first come, first served.
+
+    Attributes
+    ----------
+    cores : int
+        Number of cores.
+    op, need : arrays of int64
+        Ops of the device, and the number of cores that each takes.
+    """
+
+    cores: int
+    op: IntArray
+    need: IntArray
+
+
+@runtime_checkable
+class ProcessorInColumns(Protocol):
+    """A factory for the processor of a device (`sim.Device.processor`) that the kernel can do without."""
+
+    def columns(self, device: Device, job: Job) -> SharedSms | SharedCores | str:
+        """Return the shared resource of the device's tasks, or in words why the kernel cannot simulate it."""
+
+
+# ----------------------------------------------------------------------------------------------------------
 
 Columns: TypeAlias = dict[str, "int | IntArray"]
 
@@ -77,13 +181,9 @@ def _obstacles(job: Job, memory: object, observers: Iterable[Any]) -> Iterator[t
         shares = device.processor is not None and not isinstance(device.processor, ProcessorInColumns)
         yield shares, f"the tasks of {device.name} share its cores, SMs or bandwidth"
     yield _longest_ns(job) > _LATEST, TOO_LONG
-    yield _most_tasks(job) > _MOST, "the run may have more tasks than 32 bits can count"
-
-
-def _most_tasks(job: Job) -> int:
-    """Return an upper bound on the number of tasks and streams, and of edges (with those of transfers)."""
-    each = len(job.graph) + 2 * len(job.graph.edges.producer)
-    return each * (job.iterations + 1) + int(job.machine.first_stream[-1])
+    each = len(graph) + 2 * len(graph.edges.producer)  # with transfers
+    most = each * (job.iterations + 1) + int(machine.first_stream[-1])
+    yield most > _MOST, "the run may have more tasks than 32 bits can count"
 
 
 def _longest_ns(job: Job) -> float:
@@ -106,16 +206,12 @@ def routes_of(job: Job, flow: Flow) -> RouteColumns | str | None:
         return "tensors are transferred over a network that is not given in columns"
     check_routes(job, flow)
     routes = network.columns(job, flow)
-    if not isinstance(routes, str) and _longest_ns(job) + _carried_ns(routes) * job.iterations > _LATEST:
-        return TOO_LONG
-    return routes
-
-
-def _carried_ns(routes: RouteColumns) -> float:
-    """Return an upper bound on the time of one iteration's transfers, one after another."""
-    latency = np.array(routes.latency_ns, float)[np.array(routes.way, np.int64)]
-    flowing = np.array(routes.work, float) / min(routes.capacity, default=1)
-    return float((latency + flowing + np.array(routes.alone_ns, float)).sum())
+    if isinstance(routes, str):
+        return routes
+    # An upper bound on the time of one iteration's transfers: one after another.
+    carried_ns = np.array(routes.latency_ns, float)[np.array(routes.way, np.int64)]
+    carried_ns += np.array(routes.work, float) / min(routes.capacity, default=1) + routes.alone_ns
+    return TOO_LONG if _longest_ns(job) + carried_ns.sum() * job.iterations > _LATEST else routes
 
 
 def shared_of(job: Job) -> list[Shared] | str:
@@ -201,6 +297,8 @@ def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared
     n_tasks, n_ops = flow.n_nodes * job.iterations, flow.n_ops * job.iterations
     n_lanes, n_issuers = job.machine.first_stream[-1], len(job.machine.issuers())
     release = job.graph.column("release") if job.graph.attribute("release") else np.zeros(1, np.int64)
+    host_group = host_groups(job, flow.tensor, flow.source, flow.destination)
+    hosting = bool((host_group >= 0).any())
     out: Columns = {
         "n": flow.n_nodes,
         "n_ops": flow.n_ops,
@@ -208,6 +306,10 @@ def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared
         "once": job.iterations == 1,
         "by_group": policy.scope == "group",
         "networked": n_tasks > n_ops,
+        "n_groups": job.n_groups,
+        "hosting": hosting,
+        "host_group": host_group,
+        "host": np.zeros(n_tasks if hosting else 1, np.int64),
         "releasing": bool(release.any()),
         "release": release,
         # Streams to be woken are numbered after the tasks.
@@ -217,7 +319,7 @@ def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared
     }
     n_transfers = n_tasks - n_ops
     n_events = 2 * n_lanes + n_issuers + n_transfers + int(np.count_nonzero(release)) * job.iterations
-    out |= _nodes(job, flow) | _edges(job, flow, policy.synchronisation) | _devices(job) | _hosts(job, flow)
+    out |= _nodes(job, flow) | _edges(job, flow, policy.synchronisation) | _devices(job)
     out |= _cores(flow, shared) | _communicators(job) | dict.fromkeys(_COUNTERS.split(), 0)
     out |= _blank(
         (n_tasks, "ready issue end stream issuer", "wait follower"),
@@ -344,18 +446,6 @@ def _devices(job: Job) -> Columns:
         "issuer_lane": np.array([issuer.stream for issuer in issuers]),
         # Issuers of a group are neighbours, so the heap of its idle issuers has one slot for each.
         "idle_first": np.searchsorted(group, np.arange(job.n_groups)),
-    }
-
-
-def _hosts(job: Job, flow: Flow) -> Columns:
-    """Return the columns of transfers that a host thread makes."""
-    group = host_groups(job, flow.tensor, flow.source, flow.destination)
-    hosting = bool((group >= 0).any())
-    return {
-        "hosting": hosting,
-        "host_group": group,
-        "host": np.zeros(flow.n_nodes * job.iterations if hosting else 1, np.int64),
-        "n_groups": job.n_groups,
     }
 
 

@@ -170,7 +170,6 @@ cdef class Run:
     cdef inline void touch(self, i64 lane) noexcept
     @cython.locals(meets=bint)
     cdef void start_heads(self) noexcept
-    cdef void wake(self, i64 lane, i64 at) noexcept
     cdef inline void begin(self, i64 task, i64 node, i64 at) noexcept
     cdef void enter_line(self, i64 task, i64 node) noexcept
     cdef bint is_first(self, i64 task, i64 node) noexcept

@@ -586,7 +586,11 @@ class Run:
                     self.wait[task] = LAUNCH
                 # In these cases others may still come before it.
                 if self.partition[lane] >= 0 or self.takes == AT_START or meets:
-                    self.wake(lane, at)
+                    if (
+                        self.waking[lane] != at
+                    ):  # look at the stream again: its event is numbered after the tasks
+                        self.waking[lane] = at
+                        self.schedule(2 * at, self.n_tasks + lane)
                     continue
             else:
                 at = self.now
@@ -600,12 +604,6 @@ class Run:
                 self.begin_on_sms(task, self.node_of(task), self.partition[lane])
             else:
                 self.begin(task, self.node_of(task), at)
-
-    def wake(self, lane: int, at: int) -> None:
-        """Schedule another look at a stream. Its number in the heap of events comes after those of tasks."""
-        if self.waking[lane] != at:
-            self.waking[lane] = at
-            self.schedule(2 * at, self.n_tasks + lane)
 
     def begin(self, task: int, node: int, at: int) -> None:
         """Start a task, now or later, that nothing can hold up any more."""

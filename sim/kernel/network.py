@@ -29,7 +29,7 @@ Python integers, to the same number of places.
 
 from __future__ import annotations
 
-from sim.kernel.layout import LARGEST, NEVER, RouteColumns
+from sim.kernel.columns import LARGEST, NEVER, RouteColumns
 from sim.kernel.maxmin import NONE, MaxMin, column, gcd, zeros
 
 TOO_LARGE, TIE = 1, 2

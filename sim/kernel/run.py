@@ -142,7 +142,8 @@ def run(
     rows = np.asarray(kernel.rows[: kernel.n_rows], np.int64)
     del kernel  # its other columns would take as much memory as the trace
     tasks = _at(rows, ran, TASK_COLUMNS)
-    moved = _at(_transfers(job, flow), ran, TRANSFER_COLUMNS)
+    ids = np.arange(job.iterations * flow.n_nodes).reshape(job.iterations, -1)
+    moved = _at(ids[:, flow.n_ops :].ravel(), ran, TRANSFER_COLUMNS)
     which = "kernel (pure Python)" if lists else "kernel"
     return Trace.from_columns(job, flow, policy, tasks, moved, memory=log, engine=which)
 
@@ -170,12 +171,6 @@ def _at(id: IntArray, ran: dict[str, IntArray], names: tuple[str, ...]) -> dict[
         order = np.lexsort((turn, start))
     id = id[order]
     return {"id": id} | {name: ran[name][id].astype(np.int64, copy=False) for name in names}
-
-
-def _transfers(job: Job, flow: Flow) -> IntArray:
-    """Return the ids of the transfers."""
-    n = flow.n_nodes
-    return (np.arange(job.iterations)[:, None] * n + np.arange(flow.n_ops, n)).ravel()
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -43,17 +43,10 @@ from sim.record.record import Record
 # part. A token that arrives too late for an op that did not wait for it is not an edge.
 
 
-def token_edges(trace: Record, node: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Return producer, consumer (rows) and tensor (-1: control) of all edges of a run with control flow.
-
-    Parameters
-    ----------
-    trace : Trace
-    node : array of int64
-        Op or transfer of each row, as `Flow` numbers them.
-    """
+def token_edges(trace: Record) -> tuple[IntArray, IntArray, IntArray]:
+    """Return producer, consumer (rows) and tensor (-1: control) of all edges of a run with control flow."""
     flow, graph = trace.flow, trace.job.graph
-    repetition, frame = trace.of_rows("iteration"), trace.of_rows("frame")
+    node, repetition, frame = (trace.of_rows(name) for name in ("op", "iteration", "frame"))
     frames = _Frames(trace)
     given = frames.given_into(node, frame)
     n_frames = max(1, len(trace.frames))
@@ -285,38 +278,27 @@ def unread(trace: Record) -> TaskEdges:
     """
     if not trace.failed or has_control_flow(trace.job.graph):
         return TaskEdges(*np.zeros((3, 0), np.int64))
-    producer, consumer, tensor = _all_edges(trace, *_nodes(trace))
+    producer, consumer, tensor = _all_edges(trace)
     waits = (producer != UNSET) & (consumer == UNSET) & (tensor != UNSET)
     made = np.append(trace.status == DONE, np.ones(len(trace.transfers["id"]), bool))
     waits[waits] = made[producer[waits]]
     return TaskEdges(producer[waits], consumer[waits], tensor[waits])
 
 
-def _nodes(trace: Record) -> tuple[IntArray, IntArray]:
-    """Return the node and the iteration of every row."""
-    flow, moved = trace.flow, trace.transfers
-    n_devices = len(trace.job.machine.devices)
-    key = flow.tensor * n_devices + flow.destination
-    by_key = np.argsort(key)
-    which = np.searchsorted(key[by_key], moved["tensor"] * n_devices + moved["destination"])
-    return np.concatenate((trace.tasks["op"], flow.n_ops + by_key[which])), trace.of_rows("iteration")
-
-
-def _all_edges(trace: Record, node: IntArray, iteration: IntArray) -> TaskEdges:
+def _all_edges(trace: Record) -> TaskEdges:
     """Return the edges of a static graph in all iterations; a task that never ran has the row -1."""
-    flow = trace.flow
+    flow, ids = trace.flow, trace.of_rows("id")
     rows = np.full(flow.n_nodes * trace.job.iterations, UNSET)
-    rows[iteration * flow.n_nodes + node] = np.arange(len(node))
+    rows[ids] = np.arange(len(ids))
     edge, at = unroll(flow.distance, trace.job.iterations)
     producer = rows[(at - flow.distance[edge]) * flow.n_nodes + flow.producer[edge]]
     return TaskEdges(producer, rows[at * flow.n_nodes + flow.consumer[edge]], flow.carries[edge])
 
 
 def _dependencies(trace: Record) -> TaskEdges:
-    node, iteration = _nodes(trace)
     if has_control_flow(trace.job.graph):
-        return _with_met(trace, TaskEdges(*token_edges(trace, node)))
-    producer, consumer, tensor = _all_edges(trace, node, iteration)
+        return _with_met(trace, TaskEdges(*token_edges(trace)))
+    producer, consumer, tensor = _all_edges(trace)
     both = (producer != UNSET) & (consumer != UNSET)
     found = TaskEdges(producer[both], consumer[both], tensor[both])
     data = _into_non_strict(trace, found)

@@ -33,7 +33,6 @@ from sim.base.arrays import LATEST_NS, UNSET, BoolArray, Csr, IntArray, by_first
 from sim.base.errors import InputError
 from sim.base.files import loads_once
 from sim.base.options import whole_numbers
-from sim.notebook import card
 
 if TYPE_CHECKING:
     from sim.graph.graph import Graph
@@ -132,16 +131,6 @@ class Plan:
             f"{len(self.waits.indices)} waits, {self.digest[:12]}>"
         )
 
-    def _repr_html_(self) -> str:
-        """Return the notebook display: the tasks and the waits for others of each stream."""
-        tasks = np.bincount(self.stream, minlength=len(self.streams))
-        waits = np.bincount(self.stream, weights=self.waits.counts(), minlength=len(self.streams))
-        rows = [
-            {"stream": name, "device": self.devices[k], "tasks": f"{tasks[k]:,}", "waits": f"{waits[k]:,.0f}"}
-            for k, name in enumerate(self.streams)
-        ]
-        return card(f"Plan of {self.graph}", [f"{len(self):,} tasks"], rows)
-
     def __getitem__(self, k: int) -> PlannedTask:
         """Return task number `k`."""
         stream = int(self.stream[k])
@@ -177,10 +166,7 @@ class Plan:
         content = {
             "schema": SCHEMA,
             "graph": self.graph,
-            "ops": self.ops,
-            "streams": self.streams,
-            "devices": self.devices,
-            "issuers": self.issuers,
+            **{name: getattr(self, name) for name in _NAMES},
             "tasks": tasks,
             "waits": {"task": self.waits.rows().tolist(), "for": self.waits.indices.tolist()},
         }
@@ -214,12 +200,12 @@ class Plan:
             raise InputError(f"the plan lacks something or has it in the wrong form: {error!r}") from None
 
 
+_NAMES: Final = ("ops", "streams", "devices", "issuers")
 _COLUMNS: Final = ("op", "iteration", "stream", "issuer")
 
 
 def _from_content(content: Mapping[str, Any]) -> Plan:
-    names = [tuple(map(str, content[what])) for what in ("ops", "streams", "devices", "issuers")]
-    ops, streams, devices, issuers = names
+    ops, streams, devices, issuers = (tuple(map(str, content[what])) for what in _NAMES)
     columns = {name: np.array(content["tasks"][name], np.int64) for name in _COLUMNS}
     op, stream, issuer = columns["op"], columns["stream"], columns["issuer"]
     if "not_before_ns" in content["tasks"]:

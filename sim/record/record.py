@@ -217,8 +217,9 @@ class Record:
         `frames`), if allocator calls took an issuer's time ``calls_ns`` (the time spent before
         the issue), and if ops may fail ``status`` (`sim.graph.failures.STATUSES`).
     transfers : mapping of str to array of int64
-        One row per transfer, in start order: ``id, iteration, tensor, source, destination`` (device
-        indices), ``nbytes, ready_ns, start_ns, end_ns``; with control flow also ``frame``.
+        One row per transfer, in start order: ``id, op`` (its number in `flow`), ``iteration, tensor, source,
+        destination`` (device indices), ``nbytes, ready_ns, start_ns, end_ns``; with control flow also
+        ``frame``.
     memory : mapping of str to array of int64, optional
         One row per allocation (``change`` > 0) or free (< 0), in order, if an allocator was used:
         ``time_ns, device, change, in_use, requested, reserved`` (bytes, after the change), and the
@@ -304,7 +305,7 @@ class Record:
         late = (tasks["wait"] == Wait.NONE) & (tasks["start_ns"] > tasks["ready_ns"])
         by_issuer = tasks["issue_ns"] > tasks["ready_ns"]
         tasks["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), tasks["wait"])
-        moved = transfers.pop("op") - flow.n_ops
+        moved = transfers["op"] - flow.n_ops
         transfers |= {name: getattr(flow, name)[moved] for name in _MOVED}
         more["synchronisation"] = policy.synchronisation
         return cls(job, flow, type(policy).__name__, tasks, transfers, **more)

@@ -87,7 +87,7 @@ def test_lists_of_tasks_keep_to_the_model(seed: int) -> None:
     assert lists.suits
     key = rng.permutation(len(lists.ns)).astype(float)
     starts, lane = (column.tolist() for column in lists.starts(key))
-    source = edge_passes.list_schedule(key, workers, *lists.columns)
+    source = edge_passes.list_schedule(key, workers, [*lists.columns])
     assert [column.tolist() for column in source] == [starts, lane]
     assert {*lane} <= {*range(workers)}
     model.times.time_hints = dict(enumerate(starts))

@@ -44,7 +44,7 @@ def walked(module: object, given_: Programs) -> tuple[list[int], list[int]]:
     """Return the order, and where each program stops."""
     first = np.array(first_steps(given_), np.int64)
     needs, makes = Csr.of_rows(given_.needs), Csr.of_rows(given_.makes)
-    order, done = module.steps_in_order(first, given_.n_keys, *needs, *makes)  # type: ignore[attr-defined]
+    order, done = module.steps_in_order(first, given_.n_keys, [*needs, *makes])  # type: ignore[attr-defined]
     return order.tolist(), done.tolist()
 
 

@@ -22,7 +22,7 @@ from sim.base.compiled import load
 from sim.job.build_job import make_job
 from sim.kernel import maxmin
 from sim.kernel import network as network_source
-from sim.kernel.layout import NEVER, RouteColumns
+from sim.kernel.columns import NEVER, RouteColumns
 from sim.kernel.maxmin import MaxMin
 from sim.kernel.network import Net
 from sim.kernel.run import run
