@@ -281,9 +281,6 @@ class RunState:
             [job.duration_ns.tolist()] * job.iterations if job.noisy_ns is None else job.noisy_ns.tolist()
         )
         self.drawn = job.drawn
-        for op in job.collectives.op.tolist() if job.collectives is not None else ():
-            for ns in self.duration_ns:  # collectives last until their ranks have met and are done
-                ns[op] = 0
         self.holding = holding_ops(job)
         # Ops that go on without their issuer: asynchronous ones, and Recvs that ask when they are taken.
         self.asks = self.rendezvous.asked if self.rendezvous is not None else frozenset[int]()
@@ -325,12 +322,14 @@ class RunState:
             cut = None if self.network is None else self.network.cut_links
             self.breakdowns = Breakdowns(context, conditions, self.open, self.issuers.stop, cut)
         self.communicators: Communicators | None = None
-        if job.collectives is not None:
-            self.communicators = Communicators(context, job.collectives, self.network, self.breakdowns)
         # For each op and transfer: the communicators, if it belongs to one.
         self.communicators_of: list[Communicators | None] = [None] * self.flow.n_nodes
-        for op in () if job.collectives is None else job.collectives.op.tolist():
-            self.communicators_of[op] = self.communicators
+        if (collectives := job.collectives) is not None:
+            self.communicators = Communicators(context, collectives, self.network, self.breakdowns)
+            for op in collectives.op.tolist():
+                self.communicators_of[op] = self.communicators
+                for ns in self.duration_ns:  # a collective lasts until its ranks have met and are done
+                    ns[op] = 0
         self.release_ns: Mapping[int, int] = job.graph.attribute("release")
         self.not_before_ns: IntArray | None = None  # set once the policy is prepared
         self.resources = SharedResources(job) if job.graph.attribute("resources") else None
@@ -339,11 +338,8 @@ class RunState:
         self.memory_at_start = None if at_issue else self.memory
         # For each device: the callback for the end of a task, which frees what the task had.
         self.told_of_ends = [processor.end if processor else None for processor in self.processors]
-        self.gives_back = (
-            any(self.told_of_ends)
-            or (self.memory is not None and self.memory.follows_ends)
-            or bool(self.observers)
-        )
+        follows_ends = self.memory is not None and self.memory.follows_ends
+        self.gives_back = follows_ends or any(self.told_of_ends) or bool(self.observers)
         # The results.
         self.frames: dict[str, int] = {}
         frames = self.frames if has_control_flow(job.graph) else None

@@ -143,15 +143,15 @@ def _check_resources(job: Job) -> None:
 
 def draw(job: Job, noise: Noise | None, *, may_fail: bool = True) -> None:
     """Record what the seed of a job determines before time 0: durations, and which tasks fail."""
-    graph, duration_ns, device_of = job.graph, job.duration_ns, job.device_of
+    graph = job.graph
     if noise is not None:
-        from sim.job.noise import DrawnByTag, draw_durations
+        from sim.job.noise import DrawnByTag
 
+        expected_ns = noise.expected_ns(job.duration_ns, job.device_of, job.machine)
         if has_control_flow(graph):
-            job.drawn = DrawnByTag(noise, duration_ns, device_of, job.machine, job.seed)
+            job.drawn = DrawnByTag(noise, expected_ns, job.seed)
         else:
-            rng = job.rng("noise")
-            job.noisy_ns = draw_durations(noise, duration_ns, device_of, job.machine, job.iterations, rng)
+            job.noisy_ns = noise.draw(expected_ns, (job.iterations, len(graph)), job.rng("noise"))
     if may_fail and graph.attribute("fails"):
         from sim.graph.failures import Failures
 

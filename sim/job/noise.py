@@ -60,66 +60,39 @@ class Noise:
             if factor <= 0:
                 raise InputError(f"noise: the factor of {name} must be positive, found {factor}")
 
+    def expected_ns(self, duration_ns: IntArray, device_of: IntArray, machine: Machine) -> FloatArray:
+        """Return the mean duration of each op on its device.
+
+        Raises
+        ------
+        UnknownNameError
+            There is a factor for a device that the machine does not have.
+        """
+        factor = np.ones(len(machine.devices))
+        for name, slower in self.devices.items():
+            factor[machine.device_index(name)] = slower
+        return duration_ns * factor[device_of]
+
+    def draw(self, expected_ns: FloatArray, shape: tuple[int, ...], rng: np.random.Generator) -> IntArray:
+        """Return durations of tasks in whole ns, rounded half up, from the means in the last dimension.
+
+        Examples
+        --------
+        >>> Noise(straggler_probability=1, straggler_factor=1.5).draw(
+        ...     np.array([1000.0, 2000.0]), (1, 2), np.random.default_rng(0)
+        ... ).tolist()
+        [[1500, 3000]]
+        """
+        drawn = expected_ns * lognormal(self.sigma, shape, rng)
+        drawn = np.where(rng.random(shape) < self.straggler_probability, drawn * self.straggler_factor, drawn)
+        if not drawn.max(initial=0) < LATEST_NS:
+            raise InputError("noise: makes a task longer than 146 years, the most that there may be")
+        return np.floor(drawn + 0.5).astype(np.int64)
+
 
 def lognormal(sigma: float, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float64]:
     """Return factors of mean 1 whose logarithms have the standard deviation `sigma`."""
     return np.exp(rng.normal(-(sigma**2) / 2, sigma, shape))
-
-
-def draw_durations(
-    noise: Noise,
-    duration_ns: IntArray,
-    device_of: IntArray,
-    machine: Machine,
-    iterations: int,
-    rng: np.random.Generator,
-) -> IntArray:
-    """Return the duration of every task.
-
-    Parameters
-    ----------
-    noise : Noise
-    duration_ns, device_of : array, one entry per op
-        Nominal durations in ns, and the devices of the ops.
-    machine : Machine
-    iterations : int
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    array of int64, shape (iterations, ops)
-        Durations in whole ns, rounded half up.
-
-    Raises
-    ------
-    UnknownNameError
-        There is a factor for a device that the machine does not have.
-
-    Examples
-    --------
-    >>> from sim import Device
-    >>> machine = Machine((Device("gpu0"),))
-    >>> ns, on = np.array([1000, 2000]), np.array([0, 0])
-    >>> draw_durations(Noise(devices={"gpu0": 1.5}), ns, on, machine, 1, np.random.default_rng(0)).tolist()
-    [[1500, 3000]]
-    """
-    expected = duration_ns * _factors(noise, machine)[device_of]
-    return _draw(noise, expected, (iterations, len(duration_ns)), rng)
-
-
-def _factors(noise: Noise, machine: Machine) -> FloatArray:
-    factor = np.ones(len(machine.devices))
-    for name, slower in noise.devices.items():
-        factor[machine.device_index(name)] = slower
-    return factor
-
-
-def _draw(noise: Noise, expected: FloatArray, shape: tuple[int, ...], rng: np.random.Generator) -> IntArray:
-    drawn = expected * lognormal(noise.sigma, shape, rng)
-    drawn = np.where(rng.random(shape) < noise.straggler_probability, drawn * noise.straggler_factor, drawn)
-    if not drawn.max(initial=0) < LATEST_NS:
-        raise InputError("noise: makes a task longer than 146 years, the most that there may be")
-    return np.floor(drawn + 0.5).astype(np.int64)
 
 
 class DrawnByTag:
@@ -128,24 +101,15 @@ class DrawnByTag:
     Parameters
     ----------
     noise : Noise
-    duration_ns, device_of : array, one entry per op
-        Nominal durations in ns, and the devices of the ops.
-    machine : Machine
+    expected_ns : array of float, one entry per op
+        Mean durations.
     seed : int
-
-    Raises
-    ------
-    UnknownNameError
-        There is a factor for a device that the machine does not have.
     """
 
-    def __init__(
-        self, noise: Noise, duration_ns: IntArray, device_of: IntArray, machine: Machine, seed: int
-    ) -> None:
-        self._noise, self._seed = noise, seed
-        self._expected = duration_ns * _factors(noise, machine)[device_of]
+    def __init__(self, noise: Noise, expected_ns: FloatArray, seed: int) -> None:
+        self._noise, self._expected_ns, self._seed = noise, expected_ns, seed
 
     def ns(self, op: int, iteration: int, frame: str) -> int:
         """Return the duration of an op in a repetition of the graph and in loops (``outer:2/inner:0``)."""
         rng = np.random.default_rng([self._seed, *b"noise", op, iteration, *frame.encode()])
-        return int(_draw(self._noise, self._expected[op : op + 1], (1,), rng)[0])
+        return int(self._noise.draw(self._expected_ns[op : op + 1], (1,), rng)[0])

@@ -95,12 +95,10 @@ def _devices_of_pins(graph: Graph, machine: Machine) -> list[list[int]]:
 
 def off_its_pin(graph: Graph, machine: Machine, device_of: IntArray) -> int | None:
     """Return an op that is on a device that its pin does not allow; None: there is none."""
-    ops_of = Csr.group(graph.pin_code - UNSET, np.arange(len(graph)), len(graph.pins) + 1)
-    for code, devices in enumerate(_devices_of_pins(graph, machine), 1):
-        ops = ops_of.row(code)
-        if (away := ops[~np.isin(device_of[ops], devices)]).size:
-            return int(away[0])
-    return None
+    n, devices_of = len(machine.devices), _devices_of_pins(graph, machine)
+    fits = [code * n + device for code, devices in enumerate(devices_of) for device in devices]
+    away = np.flatnonzero((graph.pin_code != UNSET) & ~np.isin(graph.pin_code * n + device_of, fits))
+    return int(away[0]) if away.size else None
 
 
 def allowed_devices(graph: Graph, machine: Machine) -> BoolArray:
