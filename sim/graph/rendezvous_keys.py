@@ -87,8 +87,14 @@ def rendezvous_keys(graph: Graph) -> RendezvousKeys:
             meant = f"; did you mean {close!r}?" if close else ""
             raise graph.fault(op, f"has the key {key!r}, and no send has it{meant}", "key")
     sends = {op: key for op, key in sends.items() if key in wanted}
-    if sends:
-        _refuse_readers(graph, sends)
+    producer, reader = graph.tensor_producer[graph.inputs.indices], graph.inputs.rows()
+    for k in np.flatnonzero(np.isin(producer, list(sends))).tolist():
+        send = int(producer[k])
+        raise graph.fault(
+            int(reader[k]),
+            f"reads send {graph.op_names[send]!r}, which gives what it sends to the recv with key "
+            f"{sends[send]!r}; let it read what the send reads, or that recv",
+        )
     return RendezvousKeys(sends, recvs)
 
 
@@ -133,15 +139,3 @@ def sent_nbytes(graph: Graph, send: int) -> int:
 
 def _with_key(graph: Graph, kind: str) -> dict[int, str]:
     return {op: key for op, key in graph.attribute("key").items() if graph.kind(op) == kind}
-
-
-def _refuse_readers(graph: Graph, sends: dict[int, str]) -> None:
-    producer = graph.tensor_producer[graph.inputs.indices]
-    reader = graph.inputs.rows()
-    for k in np.flatnonzero(np.isin(producer, list(sends))).tolist():
-        send = int(producer[k])
-        raise graph.fault(
-            int(reader[k]),
-            f"reads send {graph.op_names[send]!r}, which gives what it sends to the recv with key "
-            f"{sends[send]!r}; let it read what the send reads, or that recv",
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -208,14 +209,11 @@ def _with_streams(job: Job) -> Machine:
         return machine
     asked = np.zeros(len(machine.devices), np.int64)
     np.maximum.at(asked, job.device_of, job.lane + 1)
-    more = {
-        d: device.for_streams(device, n)
-        for d, (device, n) in enumerate(zip(machine.devices, asked.tolist(), strict=True))
-        if device.for_streams is not None and n > device.lanes
-    }
-    if not more:
-        return machine
-    return replace(machine, devices=tuple(more.get(d, device) for d, device in enumerate(machine.devices)))
+    devices = tuple(
+        device.for_streams(device, n) if device.for_streams is not None and n > device.lanes else device
+        for device, n in zip(machine.devices, asked.tolist(), strict=True)
+    )
+    return machine if all(map(is_, devices, machine.devices)) else replace(machine, devices=devices)
 
 
 def _ask_for_collectives(job: Job, c: Collectives, knowledge: str, estimate_error: float) -> None:

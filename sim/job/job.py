@@ -240,11 +240,7 @@ class Job:
     @cached_property
     def programs(self) -> tuple[tuple[int, ...], ...]:
         """The program order of each group of issuers."""
-        programs: list[list[int]] = [[] for _ in range(self.n_groups)]
-        group_of = self.group_of.tolist()
-        for op in self.order.tolist():
-            programs[group_of[op]].append(op)
-        return tuple(map(tuple, programs))
+        return tuple(map(tuple, Csr.group(self.group_of[self.order], self.order, self.n_groups).lists()))
 
     @frozen_property
     def stream_of(self) -> IntArray:
