@@ -194,11 +194,10 @@ def list_schedule(key: FloatArray, lanes: int, columns: list[IntArray]) -> tuple
         For each task the earliest start, the number of tasks it follows, the time it keeps its lane, and the
         bounds of its followers; for each of these its number, and its least delay after the task's start.
     """
-    start, waits = _as_read([columns[0].copy(), columns[1].copy()])
-    ns, first, follow, lag = _as_read(columns[2:])
-    (keys,) = _as_read([key])
-    lane, ready = _as_read(np.zeros((2, len(key)), np.int64))  # `ready`: tasks that wait only for a lane
-    (free,) = _as_read(np.zeros((1, lanes), np.int64))
+    written = [columns[0].copy(), columns[1].copy()]
+    start, waits, ns, first, follow, lag, keys = _as_read([*written, *columns[2:], key])
+    # `ready`: tasks that wait only for a lane; `free`: the lanes' times.
+    lane, ready, free = _as_read([*np.zeros((2, len(key)), np.int64), np.zeros(lanes, np.int64)])
     n_ready = 0
     for k in range(1, len(ns)):
         if not waits[k]:
