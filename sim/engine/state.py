@@ -396,7 +396,7 @@ class RunState:
     def duration_of(self, task: Task) -> int:
         """Return the undisturbed duration of `task`; a collective, by itself, takes no time."""
         if self.drawn is not None:
-            return self.drawn.ns(task.op, task.iteration, str(task.frame or ""))
+            return self.drawn(task.op, task.iteration, str(task.frame or ""))
         return self.duration_ns[task.iteration][task.op]
 
     def carried(self, message: Message) -> None:

@@ -146,11 +146,11 @@ def draw(job: Job, noise: Noise | None, *, may_fail: bool = True) -> None:
     """Record what the seed of a job determines before time 0: durations, and which tasks fail."""
     graph = job.graph
     if noise is not None:
-        from sim.job.noise import DrawnByTag
+        from sim.job.noise import draw_by_tag
 
         expected_ns = noise.expected_ns(job.duration_ns, job.device_of, job.machine)
         if has_control_flow(graph):
-            job.drawn = DrawnByTag(noise, expected_ns, job.seed)
+            job.drawn = partial(draw_by_tag, noise, expected_ns, job.seed)
         else:
             job.noisy_ns = noise.draw(expected_ns, (job.iterations, len(graph)), job.rng("noise"))
     if may_fail and graph.attribute("fails"):

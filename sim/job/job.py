@@ -28,7 +28,6 @@ from sim.machine.machine import Machine
 if TYPE_CHECKING:
     from sim.faults import Faults
     from sim.graph.failures import Failures
-    from sim.job.noise import DrawnByTag
 
 
 _T = TypeVar("_T")
@@ -53,8 +52,8 @@ class Job:
         Seed for random decisions: use ``job.rng("what for")``.
     noisy_ns : array of int64, shape (iterations, ops), optional
         Actual duration of each task, if there is noise.
-    drawn : DrawnByTag, optional
-        The same under control flow, where the tasks are not known in advance.
+    drawn : callable, optional
+        ``drawn(op, iteration, frame)``: the same under control flow, where tasks are not known in advance.
     issue_ns : array of int64, optional
         Cost of issuing each op to its issuer, instead of the devices' costs.
     known_costs_ns : sequence of array of int64
@@ -81,7 +80,7 @@ class Job:
     linearize: Linearizer | None = None
     streams: StreamAssignment | None = None
     noisy_ns: IntArray | None = None
-    drawn: DrawnByTag | None = None
+    drawn: Callable[[int, int, str], int] | None = None
     issue_ns: IntArray | None = None
     known_costs_ns: Sequence[IntArray] = ()
     record_ns: IntArray | None = None
@@ -100,7 +99,7 @@ class Job:
         """
         if self.drawn is not None:
             tasks = zip(op.tolist(), iteration.tolist(), frame, strict=True)
-            return np.array([self.drawn.ns(*task) for task in tasks], np.int64)
+            return np.array([self.drawn(*task) for task in tasks], np.int64)
         if self.noisy_ns is None:
             return self.duration_ns[op]
         return np.asarray(self.noisy_ns[iteration, op])

@@ -8,7 +8,7 @@ same random durations and a run can be repeated::
 The log-normal factor has mean 1: noise does not make the work longer on average, only the waiting.
 
 Under control flow the tasks are not known before time 0. There a task's duration follows from the seed,
-its op, and the loops and iterations that it runs in (`DrawnByTag`), so that all policies still meet the same
+its op, and the loops and iterations that it runs in (`draw_by_tag`), so that all policies still meet the same
 durations.
 """
 
@@ -95,21 +95,16 @@ def lognormal(sigma: float, shape: tuple[int, ...], rng: np.random.Generator) ->
     return np.exp(rng.normal(-(sigma**2) / 2, sigma, shape))
 
 
-class DrawnByTag:
-    """The durations of tasks that are not known in advance to run.
+def draw_by_tag(noise: Noise, expected_ns: FloatArray, seed: int, op: int, iteration: int, frame: str) -> int:
+    """Return the duration of an op in a repetition of the graph and in loops (``outer:2/inner:0``).
 
     Parameters
     ----------
     noise : Noise
     expected_ns : array of float, one entry per op
         Mean durations.
-    seed : int
+    seed, op, iteration : int
+    frame : str
     """
-
-    def __init__(self, noise: Noise, expected_ns: FloatArray, seed: int) -> None:
-        self._noise, self._expected_ns, self._seed = noise, expected_ns, seed
-
-    def ns(self, op: int, iteration: int, frame: str) -> int:
-        """Return the duration of an op in a repetition of the graph and in loops (``outer:2/inner:0``)."""
-        rng = np.random.default_rng([self._seed, *b"noise", op, iteration, *frame.encode()])
-        return int(self._noise.draw(self._expected_ns[op : op + 1], (1,), rng)[0])
+    rng = np.random.default_rng([seed, *b"noise", op, iteration, *frame.encode()])
+    return int(noise.draw(expected_ns[op : op + 1], (1,), rng)[0])
