@@ -40,6 +40,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -66,8 +67,10 @@ from sim.policy import Order
 # fields of ``ConfigProto``.
 
 
-class PoolLayout:
-    """A job's threads, divided into pools.
+def _divide_threads(
+    job: Job, size: int, per_session: bool, sizes: Sequence[int]
+) -> tuple[list[list[int]], list[int], list[int]]:
+    """Return the issuers of each pool, the pool of each op, and the pool of each issuer (-1: none).
 
     Parameters
     ----------
@@ -81,65 +84,48 @@ class PoolLayout:
     sizes : sequence of int
         Sizes of several pools, in place of `size`.
 
-    Attributes
-    ----------
-    members : list of list of int
-        Issuers of each pool.
-    of_op : list of int
-        Pool of each op.
-    of_thread : list of int
-        Pool of each issuer; -1: none.
-
     Raises
     ------
     InputError
         If there are more threads than workers, or a session chooses a pool that does not exist.
     """
-
-    def __init__(self, job: Job, size: int, per_session: bool, sizes: Sequence[int]) -> None:
-        given, pools = job.graph.attribute("session"), job.graph.attribute("inter_op_thread_pool")
-        names = [given.get(op, "") for op in range(len(job.graph))]
-        sessions = {name: k for k, name in enumerate(dict.fromkeys(names))}
-        issuers = job.machine.issuers()
-        self.members: list[list[int]] = []
-        self.of_thread = [-1] * len(issuers)
-        first_pool: list[int] = []
-        several: list[bool] = []
-        for group in range(job.n_groups):
-            threads = [issuer for issuer in issuers if issuer.group == group]
-            first_pool.append(len(self.members))
-            executes = threads[0].stream >= 0
-            several.append(executes and (per_session or bool(sizes)))
-            wanted = [len(threads)]
-            if executes and per_session:
-                cpu = next(d for k in threads[0].devices if (d := job.machine.devices[k]).workers)
-                wanted = [size or cpu.cores or len(threads)] * len(sessions)
-            elif executes and (sizes or size):
-                wanted = list(sizes) or [size]
-            self._divide([thread.index for thread in threads], wanted)
-        self.of_op = []
-        for op, (name, group) in enumerate(zip(names, job.group_of.tolist(), strict=True)):
-            chosen = 0
-            if several[group]:
-                chosen = sessions[name] if per_session else pools.get(op, 0)
-            if several[group] and not per_session and chosen >= len(sizes):
-                message = f"session {name!r} chooses inter_op_thread_pool {chosen!r}"
-                raise InputError(f"{message}; there are {len(sizes)}, counted from 0")
-            self.of_op.append(first_pool[group] + chosen)
-
-    def _divide(self, threads: list[int], wanted: list[int]) -> None:
+    given, pools = job.graph.attribute("session"), job.graph.attribute("inter_op_thread_pool")
+    names = [given.get(op, "") for op in range(len(job.graph))]
+    sessions = {name: k for k, name in enumerate(dict.fromkeys(names))}
+    issuers = job.machine.issuers()
+    members: list[list[int]] = []
+    first_pool: list[int] = []
+    several: list[bool] = []
+    for group in range(job.n_groups):
+        threads = [issuer for issuer in issuers if issuer.group == group]
+        first_pool.append(len(members))
+        executes = threads[0].stream >= 0
+        several.append(executes and (per_session or bool(sizes)))
+        wanted = [len(threads)]
+        if executes and per_session:
+            cpu = next(d for k in threads[0].devices if (d := job.machine.devices[k]).workers)
+            wanted = [size or cpu.cores or len(threads)] * len(sessions)
+        elif executes and (sizes or size):
+            wanted = list(sizes) or [size]
         if sum(wanted) > len(threads):
             many = " and ".join(map(str, wanted))
             raise InputError(
                 f"tensorflow-executor: pools of {many} threads need {sum(wanted)} workers, and the CPU has "
                 f"{len(threads)}; give it workers: {sum(wanted)}, or ask for fewer threads"
             )
-        at = 0
-        for size in wanted:
-            for thread in threads[at : at + size]:
-                self.of_thread[thread] = len(self.members)
-            self.members.append(threads[at : at + size])
-            at += size
+        ends = accumulate(wanted, initial=0)
+        members += [[thread.index for thread in threads[a:b]] for a, b in pairwise(ends)]
+    of_op = []
+    for op, (name, group) in enumerate(zip(names, job.group_of.tolist(), strict=True)):
+        chosen = 0
+        if several[group]:
+            chosen = sessions[name] if per_session else pools.get(op, 0)
+        if several[group] and not per_session and chosen >= len(sizes):
+            message = f"session {name!r} chooses inter_op_thread_pool {chosen!r}"
+            raise InputError(f"{message}; there are {len(sizes)}, counted from 0")
+        of_op.append(first_pool[group] + chosen)
+    of_thread = {thread: pool for pool, own in enumerate(members) for thread in own}
+    return members, of_op, [of_thread.get(issuer.index, -1) for issuer in issuers]
 
 
 CHEAP_KINDS: Final = CONTROL_FLOW_KINDS | {"const", "identity", "no_op", "arg", "retval", "control_trigger"}
@@ -243,9 +229,9 @@ class TensorFlowExecutor(Policy):
         self._transmits: list[bool] = graph.is_kind(*_TRANSMIT).tolist()
         self._asynchronous = self.asynchronous_ops(job)
         issuers = job.machine.issuers()
-        layout = PoolLayout(job, max(0, self.size), self.per_session, self.sizes)
-        self._pool_of_op, self._pool_of_thread = layout.of_op, layout.of_thread
-        self._members = layout.members
+        size = max(0, self.size)
+        pools = _divide_threads(job, size, self.per_session, self.sizes)
+        self._members, self._pool_of_op, self._pool_of_thread = pools
         # Per thread, the queues of the nodes it is processing, innermost last; and that of the last node.
         self._inline: list[list[deque[Task]]] = [[deque()] for _ in issuers]
         self._current = [queues[0] for queues in self._inline]

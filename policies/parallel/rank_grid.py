@@ -99,17 +99,15 @@ class Grid:
 
     def number(self, dimensions: str | Iterable[str], rank: int) -> int:
         """Return the number of a rank's group over given dimensions, in the order of first ranks."""
-        varying, number, stride = _names(dimensions), 0, 1
-        for name, size in self.sizes.items():
-            rank, own = divmod(rank, size)
-            if name not in varying:
-                number, stride = number + own * stride, stride * size
-        return number
+        return self._others(dimensions).rank(self.at(rank))
 
     def groups(self, dimensions: str | Iterable[str]) -> int:
         """Return the number of groups over given dimensions."""
+        return self._others(dimensions).ranks
+
+    def _others(self, dimensions: str | Iterable[str]) -> Grid:
         varying = _names(dimensions)
-        return math.prod(size for name, size in self.sizes.items() if name not in varying)
+        return Grid({name: size for name, size in self.sizes.items() if name not in varying})
 
     def reorder(self, order: Sequence[str]) -> Grid:
         """Return the grid with its dimensions in another order; dimensions not in `order` come last."""

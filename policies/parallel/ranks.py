@@ -123,12 +123,17 @@ def add_ranks(
         np.where(tensors < given, first[r] - tensors, output + r * made + tensors - given) for r in range(n)
     ]
     after = [graph.after.indices + op + r * size for r in range(n)]
+    places = list(ranks), np.repeat(np.arange(n), size)
+    if device is not None:
+        codes = np.tile(graph.pin_code, n)
+        shift = places[1] * len(graph.pins)
+        places = [name for own in at for name in own], np.where(codes == UNSET, UNSET, codes + shift)
     out.extend(
         [f"{rank}/{name}" for rank in ranks for name in graph.op_names],
         kind=(graph.kinds, np.tile(graph.kind_code, n)),
         inputs=_tile(graph.inputs, inputs),
         outputs=_tile(graph.outputs, [graph.tensor_nbytes[graph.outputs.indices]] * n),
-        device=_places(graph, ranks, at if device is not None else None),
+        device=places,
         after=_tile(graph.after, after),
         phase=(graph.phases, np.tile(graph.phase_code, n)),
         dtype=(graph.dtypes, np.tile(graph.dtype_code, n)),
@@ -141,18 +146,6 @@ def add_ranks(
             op + r * size + k: attributes(own, r) for r in range(n) for k, own in graph.attributes.items()
         },
     )
-
-
-def _places(
-    graph: Graph, ranks: Sequence[str], at: Sequence[Sequence[str]] | None
-) -> tuple[list[str], IntArray]:
-    """Return the devices of all ranks, and the index of each op's device."""
-    n, size = len(ranks), len(graph)
-    if at is None:
-        return list(ranks), np.repeat(np.arange(n), size)
-    codes = np.tile(graph.pin_code, n)
-    codes[codes != UNSET] += np.repeat(np.arange(n) * len(graph.pins), size)[codes != UNSET]
-    return [name for own in at for name in own], codes
 
 
 def _tile(rows: Csr, entries: list[IntArray]) -> Csr:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
+from itertools import chain
 
 from policies.pipeline.evaluate import UNIT_TIMES, evaluate
 from policies.pipeline.pipeline_schedule import (
@@ -98,9 +98,6 @@ def _program(ranks: int, rank: int, micro_batches: int) -> list[Slot]:
 _Block = tuple[int, int, int, int]
 """Tick of F down, F up, I down, I up of micro-batch 0 on one rank."""
 
-_Early = Literal["", "I", "IF"]
-"""Actions that may run ahead of one that waits for its input."""
-
 _PERIOD = 6
 
 
@@ -123,8 +120,8 @@ def v_half(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     The blocks give the order of F and I; timing gives the rest. A rank runs the next action of its block, or
     a W if that has no input yet or memory is full. At both ends of the batch, where blocks are missing,
     better orders exist: an I with its input may run ahead of an action without, and so may an F if memory
-    lasts until its own turn. Strict order, early I, and early I and F are tried; the one with the shortest
-    longest span for F = I = W is taken.
+    lasts until its own turn. Strict order and early actions are tried; the one with the shorter longest span
+    for F = I = W is taken.
 
     ``v-half`` with 2 ranks, 3 micro-batches, F=I=W=1:
 
@@ -184,15 +181,14 @@ def _best(name: str, ranks: int, micro_batches: int, blocks: list[_Block]) -> Sc
     """Choose what may run early on a batch just long enough to be periodic, then write the real schedule."""
     limit = max(_peak(block) for block in blocks)
 
-    def write(early: _Early, count: int) -> Schedule:
+    def write(early: bool, count: int) -> Schedule:
         programs = _Writer(blocks, count, limit, early).programs()
-        return v_pipeline(name, programs, ranks=ranks, micro_batches=count, meta={"early": early})
+        return v_pipeline(name, programs, ranks=ranks, micro_batches=count)
 
-    def longest_span(early: _Early) -> int:
+    def longest_span(early: bool) -> int:
         return max(evaluate(write(early, min(micro_batches, 2 * ranks)), UNIT_TIMES).spans)
 
-    choices: tuple[_Early, ...] = ("", "I", "IF")
-    return write(min(choices, key=longest_span), micro_batches)
+    return write(min((False, True), key=longest_span), micro_batches)
 
 
 def _peak(block: _Block) -> int:
@@ -215,7 +211,7 @@ def _peak(block: _Block) -> int:
 class _Writer:
     """Runs all ranks tick by tick; the legs are 0 F down, 1 F up, 2 I down, 3 I up."""
 
-    def __init__(self, blocks: list[_Block], micro_batches: int, limit: int, early: _Early) -> None:
+    def __init__(self, blocks: list[_Block], micro_batches: int, limit: int, early: bool) -> None:
         self.blocks, self.micro_batches, self.limit, self.early = blocks, micro_batches, limit, early
         ranks = len(blocks)
         self.program: list[list[Action]] = [[] for _ in range(ranks)]
@@ -254,11 +250,9 @@ class _Writer:
         if not self.early or (full and self.pending[rank]):
             return None
         ready = [leg for leg in open_legs if self._ready(rank, leg)]
-        gradients = [leg for leg in ready if leg >= 2]
-        if gradients:
-            return gradients[0]
-        forwards = ready if self.early == "IF" and not full else []
-        return next((leg for leg in forwards if self._room_until_due(rank, leg)), None)
+        gradients = (leg for leg in ready if leg >= 2)
+        forwards = (leg for leg in ready if not full and self._room_until_due(rank, leg))
+        return next(chain(gradients, forwards), None)
 
     def _ready(self, rank: int, leg: int) -> bool:
         """Return whether the next action of `leg` had its input when this tick began."""
