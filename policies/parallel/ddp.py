@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from typing import Any, Final, Literal
 
 from policies.option_checks import one_of
@@ -265,7 +264,6 @@ class MegatronDDP(DataParallel):
         overlaps = overlap if isinstance(overlap, Sequence) else ("grad_reduce",) * overlap
         self.overlap, self.gather_ahead = "grad_reduce" in overlaps, "param_gather" in overlaps
         self.distributed = one_of(self.name, "sharding", sharding, ("none", "zero-1")) != "none"
-        self.pipeline_rank = 0
         if self.gather_ahead and not self.distributed:
             message = "param_gather has no effect without sharding: zero-1: nothing is gathered"
             raise InputError(f"megatron-ddp: overlap: {message}", path=("overlap",))
@@ -275,17 +273,10 @@ class MegatronDDP(DataParallel):
         """Elements at which a bucket closes."""
         return self._bucket_size or max(40_000_000, 1_000_000 * (self.ranks.n or 1))
 
-    def on_stage(self, rank: int) -> MegatronDDP:
-        """Return the rewrite for a pipeline rank: only the first has several buckets."""
-        found = copy(self)
-        found.pipeline_rank = rank
-        return found
-
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
         """Return the parameters of each bucket, from the last parameter to the first."""
-        order = step.parameters[::-1]
-        several = self.overlap and not self.pipeline_rank
-        least = self.bucket_size if several else sum(each.elements for each in order) + 1
+        order, first_rank = step.parameters[::-1], any(not record.stage for record in step.work)
+        least = self.bucket_size if self.overlap and first_rank else sum(each.elements for each in order) + 1
         return fill_buckets(order, "elements", [least])
 
     def step(self, graph: Graph, n: int) -> Graph:

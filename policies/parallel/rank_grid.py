@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 from policies.option_checks import whole
 from policies.parallel.ranks import Ranks, add_ranks, gpus
@@ -391,10 +391,6 @@ class DataParallel(OnRanks):
         """Return the program of a rank that sums its gradients with `n` - 1 others."""
         raise InputError(f"{type(self).__name__} must define step(graph, n)")
 
-    def on_stage(self, rank: int) -> Self:
-        """Return the rewrite for a pipeline rank."""
-        return self
-
     def rewrite_ranks(self, there: Ranked) -> Ranked:
         """Return replicas of all present ranks."""
         of = copy(self)
@@ -402,7 +398,7 @@ class DataParallel(OnRanks):
         assert of.ranks.n is not None
 
         def program(one: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
-            return of.on_stage(at.get("pp", 0)).step(one, len(grid.members(DATA)))
+            return of.step(one, len(grid.members(DATA)))
 
         return there.multiply(of.sizes(of.ranks.n), program, names=of.ranks.names)
 
