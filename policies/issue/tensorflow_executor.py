@@ -277,8 +277,6 @@ class TensorFlowExecutor(Policy):
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Schedule what became ready, as ScheduleReady does."""
-        if self.clock_hz and issuer is not None and task.end_ns >= 0:
-            self._judge(task)
         pool = -1 if issuer is None else self._pool_of_thread[issuer.index]
         mine = [t for t in now_ready if self._pool_of_op[t.op] == pool]
         for t in now_ready if len(mine) < len(now_ready) else ():
@@ -286,19 +284,18 @@ class TensorFlowExecutor(Policy):
                 self._pool[self._members[self._pool_of_op[t.op]][0]].append(t)
         if issuer is None:
             return
-        if task.op in self._asynchronous and (self._transmits[task.op] or not task.dead):
+        ran = not task.dead or self._transmits[task.op]
+        asynchronous = ran and task.op in self._asynchronous
+        if self.clock_hz and task.end_ns >= 0 and ran and not asynchronous:  # judge the kernel by its time
+            elapsed = (task.end_ns - task.start_ns) * self.clock_hz // NS_PER_S
+            self._estimate[task.op] = (9 * self._estimate[task.op] + elapsed) // 10
+        if asynchronous:
             # The done callback hands all to the pool or, without a pool, runs it at once.
             inlined = [t for t in mine if self._inlined[t.op]]
             self._inline[issuer.index] += [deque([t]) for t in reversed(inlined)]
             self._pool[issuer.index].extendleft(t for t in mine if not self._inlined[t.op])
         else:
             self._schedule(mine, issuer.index)
-
-    def _judge(self, task: Task) -> None:
-        """Update the cost estimate of a kernel that has run, unless it is asynchronous."""
-        if task.op not in self._asynchronous and (not task.dead or self._transmits[task.op]):
-            elapsed = (task.end_ns - task.start_ns) * self.clock_hz // NS_PER_S
-            self._estimate[task.op] = (9 * self._estimate[task.op] + elapsed) // 10
 
     def _schedule(self, now_ready: Sequence[Task], thread: int) -> None:
         inline, expensive = self._current[thread], list[Task]()

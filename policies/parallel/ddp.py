@@ -169,7 +169,7 @@ def reduce_in_buckets(
     strict: bool = True,
     parts: int = 1,
     waits: Callable[[OpEntry], str | None] = lambda record: None,
-    meets: Callable[[Sequence[Parameter]], Mapping[str, str]] = lambda bucket: _ALL,
+    meets: Sequence[Mapping[str, str]] = (),
 ) -> None:
     """Issue forward and backward, a sum of each bucket, and after the last the updates, which read the sums.
 
@@ -184,8 +184,8 @@ def reduce_in_buckets(
         Number of parts of which a rank keeps one (reduce_scatter); 1: all_reduce.
     waits : callable
         Additional dependency of an op.
-    meets : callable
-        Attributes that identify the ranks over which a bucket is summed.
+    meets : sequence of mapping
+        Attributes that identify the ranks over which each bucket is summed; by default all replicas.
     """
     step, kind = program.step, "all_reduce" if parts == 1 else "reduce_scatter"
     last = None
@@ -202,7 +202,7 @@ def reduce_in_buckets(
             gradients = [each.gradient for each in buckets[bucket]]
             sizes = [each.nbytes if parts == 1 else shard_nbytes(each, parts) for each in buckets[bucket]]
             after = [] if overlap else [record.name]
-            where: dict[str, Any] = {"stream": kind, **meets(buckets[bucket])}
+            where: dict[str, Any] = {"stream": kind, **(meets[bucket] if meets else _ALL)}
             if parts > 1:
                 where["nbytes"] = parts * sum(sizes)
             last = program.add(f"{kind}{bucket}", kind, gradients, sizes, after=after, **where)

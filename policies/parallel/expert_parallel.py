@@ -37,7 +37,7 @@ from policies.parallel.expert_layers import Layer, Layers
 from policies.parallel.expert_routing import route_tokens
 from policies.parallel.rank_grid import DATA, Grid, OnRanks, Ranked
 from policies.parallel.ranks import Ranks
-from policies.parallel.training_step import COMPUTE, HostProgram, Parameter, TrainingStep
+from policies.parallel.training_step import COMPUTE, HostProgram, TrainingStep
 from policies.rewrite.records import OpEntry, Records, write
 from sim import Graph
 from sim.base.arrays import MOST_BUILT, IntArray, at_most
@@ -427,9 +427,6 @@ class ExpertParallel(OnRanks):
         buckets = [
             row for some in (dense, apart) for row in fill_buckets(some, "elements", [self.bucket_size])
         ]
-
-        def meets(bucket: Sequence[Parameter]) -> Mapping[str, str]:
-            return _COPIES if bucket[0].name in own else _DENSE
-
+        meets = [_COPIES if bucket[0].name in own else _DENSE for bucket in buckets]
         reduce_in_buckets(program, buckets, strict=False, meets=meets)
         return program.graph()

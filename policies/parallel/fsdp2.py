@@ -325,12 +325,11 @@ class _Host(FullyShardHooks[str]):
     def all_gather(self, module: str, after: Sequence[str], *, backward: bool) -> str:
         """Write copy in and all_gather on separate streams, the first ones after the previous step."""
         waits: list[str | Edge] = [*after] or [(self.step.updates[-1].name, 1)]
-        name, parameters = f"{self.prefix}{module}/{'backward_' * backward}", self.modules[module].parameters
-        shard, names = (
-            sum(shard_nbytes(each, self.n) for each in parameters),
-            [each.name for each in parameters],
+        name, of = f"{self.prefix}{module}/{'backward_' * backward}", self.modules[module]
+        shard = sum(shard_nbytes(each, self.n) for each in of.parameters)
+        copied = self.program.add(
+            f"{name}copy_in", "copy_in", of.names, [shard], after=waits, stream=_COPY_IN
         )
-        copied = self.program.add(f"{name}copy_in", "copy_in", names, [shard], after=waits, stream=_COPY_IN)
         where = {"stream": "all_gather", "communicator": "all_gather" if self.of.separate else "shard"}
         return self.program.add(
             f"{name}all_gather", "all_gather", [copied], [self.n * shard], after=waits, **where

@@ -227,6 +227,11 @@ class Module:
     backward: list[int] = field(default_factory=list)
     gives_on: bool = False
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters."""
+        return [each.name for each in self.parameters]
+
 
 class Modules:
     """The modules of a step; those without a parameter to train are left out.

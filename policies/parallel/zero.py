@@ -441,8 +441,7 @@ class _Gathering:
             self.program.records.externals[each.name] = step.records.externals[each.name]
         self.parameters = {each.name: each for each in step.parameters}
         visits = [
-            _names(module)
-            for _, module in sorted(_modules_entered(Modules(self.batches[0], of.wrap)).items())
+            module.names for _, module in sorted(_modules_entered(Modules(self.batches[0], of.wrap)).items())
         ]
         sizes = {each.name: each.elements for each in step.parameters}
         self.coordinator = Coordinator(visits, sizes, of.limits)
@@ -484,7 +483,7 @@ class _Gathering:
             for bucket in full.get(place, ()):
                 self.reduce(bucket, buckets[bucket])
             if place in leave:
-                self.coordinator.release(_names(leave[place]))
+                self.coordinator.release(leave[place].names)
         self.reduce(len(buckets) - 1, buckets[-1])
 
     def fetch(self) -> str | Edge | None:
@@ -527,10 +526,6 @@ class _Gathering:
         name, gradients = f"{self.prefix}reduce_scatter{k}", [each.gradient for each in bucket]
         name = self.program.add(name, "reduce_scatter", gradients, parts, **where)
         self.reduced = self.program.add_parts(self.prefix, bucket, name, self.n, stream)
-
-
-def _names(module: Module) -> list[str]:
-    return [each.name for each in module.parameters]
 
 
 def _modules_entered(modules: Modules, end: int = 0) -> dict[int, Module]:

@@ -227,7 +227,12 @@ class _Writer:
             for rank in ranks:
                 leg = self._choose(rank)
                 if leg is not None:
-                    self._run(rank, leg)
+                    action = action_of_leg(leg, rank, len(self.blocks), 4, self.done[rank][leg])
+                    self.program[rank].append(action)
+                    self.done[rank][leg] += 1
+                    self.alive[rank] += leg < 2
+                    if leg >= 2:
+                        self.pending[rank].append(action._replace(phase="W"))
                 elif self.pending[rank]:
                     self.program[rank].append(self.pending[rank].popleft())
                     self.alive[rank] -= 1
@@ -279,15 +284,6 @@ class _Writer:
             alive, pending = alive - freed, pending - freed
             if alive > self.limit:
                 return False
-
-    def _run(self, rank: int, leg: int) -> None:
-        action = action_of_leg(leg, rank, len(self.blocks), 4, self.done[rank][leg])
-        self.program[rank].append(action)
-        self.done[rank][leg] += 1
-        if leg < 2:
-            self.alive[rank] += 1
-        else:
-            self.pending[rank].append(action._replace(phase="W"))
 
 
 def chimera(ranks: int, micro_batches: int) -> Schedule:

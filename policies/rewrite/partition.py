@@ -88,7 +88,13 @@ class Partition:
                 message = f"op {name!r} is pinned to no device; place the graph, then partition it"
                 raise InputError(message).about(name)
         structure = frame_structure(graph) if has_control_flow(graph) else None
-        _colocate_with_merges(records)
+        # As TensorFlow lowers loops, enters and next_iterations are on the device of the merge they feed:
+        # a loop closes on one device. Otherwise a Recv would ask in every iteration for a tensor that an
+        # enter sends once, or a dead tensor would have no receiver.
+        for record in records.ops.values():
+            for producer in records.makers(record.inputs if record.kind == "merge" else ()):
+                if producer.kind in ("enter", _BACK):
+                    producer.device = record.device
         frames = [0] * len(graph) if structure is None else frames_given(graph, structure)
         cut = _Cut(records, dict(zip(graph.op_names, frames, strict=True)), bool(self.rendezvous))
         if structure is not None:
@@ -96,19 +102,6 @@ class Partition:
         for record in list(records.ops.values()):
             cut.edges(record)
         return write(cut.result())
-
-
-def _colocate_with_merges(records: Records) -> None:
-    """Put enters and next_iterations on the device of the merge that they feed: a loop closes on one device.
-
-    TensorFlow lowers loops this way. Otherwise a Recv would ask in every iteration for a tensor that an enter
-    sends once, or a dead tensor would have no receiver.
-    """
-    for record in records.ops.values():
-        if record.kind == "merge":
-            for producer in records.makers(record.inputs):
-                if producer.kind in ("enter", _BACK):
-                    producer.device = record.device
 
 
 class _Cut:

@@ -56,12 +56,15 @@ def _repeated_sums(records: Records, order: list[OpEntry]) -> None:
         return below if alone and below.device == reader.device else None
 
     trees: dict[str, _Tree | None] = {}  # by top sum; None: several different tensors
+    inside: dict[str, list[str]] = {}  # the sums that only a sum needs
     for record in order:
         if record.kind != "add" or any(d for _, d in record.inputs):
             continue
+        below = [inner(tensor, record) for tensor in record.reads]
+        inside[record.name] = [op.name for op in below if op is not None]
         parts = [
-            trees[below.name] if (below := inner(tensor, record)) is not None else _Tree(tensor, 1)
-            for tensor, _ in record.inputs
+            _Tree(tensor, 1) if op is None else trees[op.name]
+            for tensor, op in zip(record.reads, below, strict=True)
         ]
         terms = {None if part is None else part.term for part in parts}
         times = sum(part.times for part in parts if part is not None)
@@ -72,12 +75,10 @@ def _repeated_sums(records: Records, order: list[OpEntry]) -> None:
         tree = trees.get(record.name)
         if tree is None or tree.times < 3 or record.name in gone or not _is_sum(record):
             continue
-        stack = [record]
-        while stack:
-            reader = stack.pop()
-            sums = [op for tensor in reader.reads if (op := inner(tensor, reader)) is not None]
-            gone |= {op.name: None for op in sums}
-            stack += sums
+        below_it = [*inside[record.name]]
+        for name in below_it:
+            below_it += inside[name]
+        gone |= dict.fromkeys(below_it)
         factor, value = records.free(f"{record.name}/times"), {"value": tree.times}
         facts: dict[str, Any] = {"duration_ns": 0, "device": record.device, "attributes": value}
         records.ops[factor] = OpEntry(factor, "const", [], [], (SCALAR_BYTES,), **facts)
