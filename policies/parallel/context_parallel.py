@@ -38,8 +38,7 @@ from typing import Any, Final
 
 from policies.option_checks import one_of
 from policies.parallel.accumulation import make_sum
-from policies.parallel.rank_grid import Grid, OnRanks, Ranked
-from policies.parallel.ranks import Ranks
+from policies.parallel.rank_grid import Grid, OnRanks, Ranked, Ranks
 from policies.parallel.training_step import COMPUTE, TrainingStep, exchange, on_compute, parts_of_gradients
 from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import Edge, OpEntry, Records, proportion, read, write

@@ -35,8 +35,7 @@ from policies.option_checks import whole
 from policies.parallel.ddp import fill_buckets, reduce_in_buckets
 from policies.parallel.expert_layers import Layer, Layers
 from policies.parallel.expert_routing import route_tokens
-from policies.parallel.rank_grid import DATA, Grid, OnRanks, Ranked
-from policies.parallel.ranks import Ranks
+from policies.parallel.rank_grid import DATA, Grid, OnRanks, Ranked, Ranks
 from policies.parallel.training_step import COMPUTE, HostProgram, TrainingStep
 from policies.rewrite.records import OpEntry, Records, write
 from sim import Graph

@@ -27,8 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from policies.parallel.rank_grid import DATA, Ranked
-from policies.parallel.ranks import add_ranks
+from policies.parallel.rank_grid import DATA, Ranked, add_ranks
 from sim import Device, Graph, GraphBuilder, Machine
 from sim.base.arrays import UNSET, Codes, group_pairs
 from sim.job.collectives import modelled_ops

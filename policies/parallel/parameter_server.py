@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 
-from policies.parallel.ranks import Ranks, gpus
+from policies.parallel.rank_grid import Ranks, gpus
 from policies.parallel.training_step import TrainingStep
 from policies.rewrite.records import Edge, OpEntry, Records, write
 from sim import Graph, Machine

@@ -26,8 +26,7 @@ import numpy as np
 
 from policies.option_checks import whole
 from policies.parallel.accumulation import add_up, refuse_micro_batches, rename_for
-from policies.parallel.rank_grid import Grid, OnRanks, Ranked
-from policies.parallel.ranks import Ranks
+from policies.parallel.rank_grid import Grid, OnRanks, Ranked, Ranks
 from policies.parallel.training_step import (
     COMPUTE,
     TrainingStep,

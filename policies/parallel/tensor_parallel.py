@@ -35,8 +35,7 @@ from itertools import chain
 from typing import Final
 
 from policies.option_checks import one_of
-from policies.parallel.rank_grid import Grid, OnRanks, Ranked
-from policies.parallel.ranks import Ranks
+from policies.parallel.rank_grid import Grid, OnRanks, Ranked, Ranks
 from policies.parallel.tensor_plan import LOSSES, PRODUCTS, TensorPlan, data_and_weight
 from policies.parallel.training_step import COMPUTE, LINEAR, TrainingStep, exchange, parts_of_gradients
 from policies.rewrite.backward import OPTIMIZERS, elements

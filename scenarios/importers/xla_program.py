@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from policies.parallel.ranks import MOST_RANKS, add_ranks, gpus
+from policies.parallel.rank_grid import MOST_RANKS, add_ranks, gpus
 from scenarios.importers import xla_costs as costs
 from scenarios.importers.files import stem
 from scenarios.importers.xla_costs import COLLECTIVES, Array, Computation, Instruction, Shape

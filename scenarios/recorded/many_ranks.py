@@ -35,8 +35,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.parallel.rank_grid import MEGATRON, Grid, read_order
-from policies.parallel.ranks import MOST_RANKS, add_ranks
+from policies.parallel.rank_grid import MEGATRON, MOST_RANKS, Grid, add_ranks, read_order
 from scenarios.importers.files import TRACES, read_head, refuse_no_graph
 from scenarios.recorded import select as roles
 from scenarios.recorded.changes import ManyRanks

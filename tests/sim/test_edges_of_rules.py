@@ -16,7 +16,7 @@ from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from policies.issue.tensorflow_executor import TensorFlowExecutor
-from policies.parallel.ranks import add_ranks
+from policies.parallel.rank_grid import add_ranks
 from policies.parallel.zero import Coordinator, Limits
 from policies.rewrite.prune import SINK, Prune
 from scenarios.ops.control_flow import cond, while_loop
