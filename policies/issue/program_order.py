@@ -1,7 +1,7 @@
 """Program order: policies that walk through linear programs, in order or within a window.
 
 A queue has a program: ops in an order, repeated every iteration. A task has a *place* in it. The window
-begins at the head, the oldest place not yet taken; a heap holds the places in it that are eligible::
+begins at the head, the oldest place not yet taken; a heap holds the places that are eligible::
 
     iteration      0           1           2
     op             a  b  c     a  b  c     a  b  c
@@ -28,10 +28,7 @@ from sim.policy import Order
 
 
 class _Window:
-    """A program whose places below `end` may be taken.
-
-    A place enters the heap once, when it is both eligible and inside the window, so that a decision
-    costs O(log window), however many tasks are eligible behind it.
+    """A program of which the places from the oldest not yet taken on may be taken, as many as fit the window.
 
     Parameters
     ----------
@@ -43,42 +40,25 @@ class _Window:
         Width of the window, counted from the head; None: unlimited.
     """
 
-    __slots__ = ("beyond", "end", "head", "heap", "in_flight", "size", "step", "taken")
+    __slots__ = ("head", "heap", "in_flight", "size", "step", "taken")
 
     def __init__(self, length: int, step: int, size: int | None) -> None:
         self.step = step
         self.size = length if size is None else size
         self.head = 0
-        self.end = min(self.size, length)
         self.heap: list[tuple[int, int, Task]] = []  # place, id: no two alike
-        self.beyond: dict[int, Task] = {}  # place → eligible task that is not inside the window yet
-        self.taken = bytearray(length + 1)  # the last one stays 0 and stops `slide`
+        self.taken = bytearray(length + 1)  # the last one stays 0 and stops the head
         self.in_flight: set[int] = set()  # ids of tasks taken and not finished, if they are counted
 
-    def add(self, place: int, task: Task) -> None:
-        if place < self.end:
-            heappush(self.heap, (place, task.id, task))
-        else:
-            self.beyond[place] = task
+    def first(self) -> Task | None:
+        """Return the first eligible task, if it is inside the window."""
+        return self.heap[0][2] if self.heap and self.heap[0][0] < self.head + self.size else None
 
-    def take(self) -> Task:
-        """Return the first eligible task, and move the window on if that was its head."""
-        place, _, task = heappop(self.heap)
-        self.taken[place] = 1
-        if place == self.head:
-            self.slide()
-        return task
-
-    def slide(self) -> None:
-        """Move the head to the oldest place not yet taken, and the window's end with it."""
+    def take(self) -> None:
+        """Take the first eligible task, and move the head to the oldest place not yet taken."""
+        self.taken[heappop(self.heap)[0]] = 1
         while self.taken[self.head]:
             self.head += 1
-        end = min(self.head + self.size, len(self.taken) - 1)
-        for place in range(self.end, end):
-            if place in self.beyond:
-                task = self.beyond.pop(place)
-                heappush(self.heap, (place, task.id, task))
-        self.end = end
 
 
 class ProgramOrder(Policy):
@@ -112,7 +92,7 @@ class ProgramOrder(Policy):
     def ready(self, task: Task) -> None:
         """Note that `task` is eligible."""
         window, place = self._place[task.iteration * self._stride + task.op]
-        window.add(place + task.iteration * window.step, task)
+        heappush(window.heap, (place + task.iteration * window.step, task.id, task))
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Note which tasks are now eligible, and that `task` is not in flight now (a transfer never was)."""
@@ -124,15 +104,15 @@ class ProgramOrder(Policy):
         """Return the oldest eligible task of the window, if `issuer` may take it."""
         windows, most = self._of_issuer[issuer.index], self._most
         for window in windows:
-            heap = window.heap
-            if heap and heap[0][2].group == issuer.group and len(window.in_flight) != most:
+            task = window.first()
+            if task is not None and task.group == issuer.group and len(window.in_flight) != most:
                 break
         else:
             return None
         if len(windows) > 1:  # processes take turns
             windows.remove(window)
             windows.append(window)
-        task = window.take()
+        window.take()
         if most is not None:
             window.in_flight.add(task.id)
         return task

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -49,14 +48,6 @@ INPUT = -1
 
 _CHEAP = 1
 """Cost of the root and of the return."""
-
-
-@dataclass
-class _Stream:
-    """A stream during merging: the cost of its ops, and whether it contains the return."""
-
-    cost: int = 0
-    returns: bool = False
 
 
 def assigned_streams(operands: Sequence[Sequence[int]], cost: Sequence[int], threshold: int = 0) -> list[int]:
@@ -94,22 +85,24 @@ def assigned_streams(operands: Sequence[Sequence[int]], cost: Sequence[int], thr
     enough = max(path[: end + 1], default=1) if automatic else threshold
 
     stream_of = [-1] * (n + 2)
-    streams: list[_Stream] = []
+    total: list[int] = []  # the cost of each stream's ops
     merged_into: list[int] = []
+    returning = -1  # the stream that contains the return
 
     def worth(op: int, *some: int) -> bool:
         """Whether streams behind `op` are together worth a thread."""
-        total = sum(streams[s].cost for s in some)
-        return path[op] + total >= enough if automatic else streams[some[0]].cost >= enough
+        together = sum(total[s] for s in some)
+        return path[op] + together >= enough if automatic else total[some[0]] >= enough
 
     def merge(one: int, other: int) -> None:
-        streams[other].cost += streams[one].cost
-        streams[other].returns |= streams[one].returns
+        nonlocal returning
+        total[other] += total[one]
         merged_into[one] = other
+        returning = other if returning == one else returning
 
     for op in (*range(end, -1, -1), root):
         left: list[int] = []  # cheap streams, merged until they are worth a thread
-        own, most, returns = -1, 0, -1
+        own, most = -1, 0
         for child in follow[op]:
             stream = stream_of[child]
             if not worth(op, stream):
@@ -118,19 +111,15 @@ def assigned_streams(operands: Sequence[Sequence[int]], cost: Sequence[int], thr
                 else:
                     merge(stream, left[-1])
                 stream = left[-1]
-            if streams[stream].cost > most:
-                own, most = stream, streams[stream].cost
-            if streams[stream].returns:
-                returns = stream
-        if returns >= 0:
-            own = returns
-        elif own < 0:
-            own = len(streams)
-            streams.append(_Stream())
+            if stream == returning or (own != returning and total[stream] > most) or own < 0:
+                own, most = stream, total[stream]
+        if own < 0:
+            own = len(total)
+            total.append(0)
             merged_into.append(-1)
         stream_of[op] = own
-        streams[own].cost += costs[op]
-        streams[own].returns |= op == end
+        total[own] += costs[op]
+        returning = own if op == end else returning
         if left and not automatic and left[-1] != own and not worth(op, left[-1]):
             merge(left[-1], own)
     return [_latest(stream_of[op], merged_into) for op in range(n)]

@@ -111,21 +111,6 @@ def test_every_decision_is_the_definition_s(graph: Graph, window: int | None, it
     assert same_times(*runs)
 
 
-def test_the_heap_never_holds_more_than_the_window() -> None:
-    # 2,000 ops that are ready at once cost O(log window) each, not O(log 2000).
-    most = 0
-
-    class Watched(OutOfOrder):
-        def next(self, issuer: Issuer) -> Task | None:
-            nonlocal most
-            most = max(most, len(self._windows[issuer.group][0].heap))
-            return super().next(issuer)
-
-    wide = graph_of({f"op{k}": [] for k in range(2000)})
-    trace = simulate(wide, cpu(4), Watched(window=8))
-    assert (most, trace.makespan_ns) == (8, 5000)
-
-
 @pytest.mark.parametrize("window", [0, -1, 1.5, "4", True])
 def test_a_wrong_window_is_refused(window: object) -> None:
     with pytest.raises(InputError, match="window must be a whole number of at least 1"):
