@@ -37,9 +37,8 @@ TensorFlow 2.21, with one thread and two devices, are test data (``tests/tensorf
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -229,22 +228,20 @@ class TensorFlowExecutor(Policy):
         self._transmits: list[bool] = graph.is_kind(*_TRANSMIT).tolist()
         self._asynchronous = self.asynchronous_ops(job)
         issuers = job.machine.issuers()
-        size = max(0, self.size)
-        pools = _divide_threads(job, size, self.per_session, self.sizes)
+        pools = _divide_threads(job, max(0, self.size), self.per_session, self.sizes)
         self._members, self._pool_of_op, self._pool_of_thread = pools
         # Per thread, the queues of the nodes it is processing, innermost last; and that of the last node.
         self._inline: list[list[deque[Task]]] = [[deque()] for _ in issuers]
         self._current = [queues[0] for queues in self._inline]
-        self._pool: list[deque[Task | _Source]] = [deque() for _ in issuers]
-        # A run of a session has an executor, with its own source node, for each device.
-        sessions = [*map(graph.attribute("session").get, range(len(graph)))]
-        self._source_of = list(zip(self._pool_of_op, job.device_of.tolist(), sessions, strict=True))
-        self._sources: dict[tuple[int, int, object], _Source] = {}
+        self._pool: list[deque[Task | list[Task]]] = [deque() for _ in issuers]
+        # A run of a session has an executor for each device. Its source node, until a thread takes it from
+        # the pool, is a list of the ops that are ready from the start.
+        sessions, devices = map(graph.attribute("session").get, range(len(graph))), job.device_of.tolist()
+        self._source_of = list(zip(self._pool_of_op, devices, sessions, strict=True))
+        self._sources: dict[tuple[int, int, object], list[Task]] = {}
         # If asked to run everything, the calling thread runs only sessions that have a single executor.
-        devices: dict[object, set[int]] = {}
-        for session, device in zip(sessions, job.device_of.tolist(), strict=True):
-            devices.setdefault(session, set()).add(device)
-        self._inlined = [self.size < 0 and len(devices[session]) == 1 for session in sessions]
+        executors = Counter(session for _, session in {which[1:] for which in self._source_of})
+        self._inlined = [self.size < 0 and executors[session] == 1 for *_, session in self._source_of]
         self._expensive: list[bool] = (expensive & ~np.array(self._inlined, bool)).tolist()
 
     def asynchronous_ops(self, job: Job) -> Set[int]:
@@ -269,11 +266,10 @@ class TensorFlowExecutor(Policy):
     def ready(self, task: Task) -> None:
         """Keep a root op for its executor's source node, which an outside thread puts into the pool."""
         which = self._source_of[task.op]
-        source = self._sources.get(which)
-        if source is None or source.taken:
-            source = self._sources[which] = _Source([])
-            self._pool[self._members[which[0]][0]].append(source)
-        source.roots.append(task)
+        if which not in self._sources:
+            self._sources[which] = []
+            self._pool[self._members[which[0]][0]].append(self._sources[which])
+        self._sources[which].append(task)
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Schedule what became ready, as ScheduleReady does."""
@@ -318,13 +314,13 @@ class TensorFlowExecutor(Policy):
         self._current[thread] = queues[-1]
         while not queues[-1]:
             found = self._from_pool(pool, thread)
-            if not isinstance(found, _Source):
+            if not isinstance(found, list):
                 return found
-            found.taken = True
-            self._schedule(found.roots, thread)
+            del self._sources[self._source_of[found[0].op]]
+            self._schedule(found, thread)
         return queues[-1].popleft()
 
-    def _from_pool(self, pool: int, thread: int) -> Task | _Source | None:
+    def _from_pool(self, pool: int, thread: int) -> Task | list[Task] | None:
         """Return the front of the thread's own deque, else the back of another thread's."""
         if self._pool[thread]:
             return self._pool[thread].popleft()
@@ -334,11 +330,3 @@ class TensorFlowExecutor(Policy):
             if self._pool[victim]:
                 return self._pool[victim].pop()
         return None
-
-
-@dataclass
-class _Source:
-    """The source node of an executor, with the ops that are ready from the start."""
-
-    roots: list[Task]
-    taken: bool = False
