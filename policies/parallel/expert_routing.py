@@ -306,23 +306,22 @@ class _Form:
         if "rank" not in header and n % self.ranks:
             message = f"{path}: {n:,} tokens cannot be shared by {self.ranks} ranks"
             raise InputError(f"{message}; give it a column rank")
-        sent = np.zeros((self.ranks, self.experts), np.int64)
+        sent = [[0] * self.experts for _ in range(self.ranks)]
         for k, (place, row) in enumerate(rows):
             try:
-                given = {name: int(cell) for name, cell in row.items()}
+                own = [int(row[name]) for name in chosen]
+                rank = int(row["rank"]) if "rank" in row else k * self.ranks // n
             except ValueError as error:
                 raise InputError(f"{place}: {error}") from None
-            rank, own = given.get("rank", k * self.ranks // n), [given[name] for name in chosen]
-            for what, number, size in (
-                ("rank", rank, self.ranks),
-                *(("expert", x, self.experts) for x in own),
-            ):
-                if not 0 <= number < size:
-                    raise InputError(f"{place}: the token has {what} {number}; there are 0 to {size - 1}")
+            for what, numbers, size in (("rank", (rank,), self.ranks), ("expert", own, self.experts)):
+                if min(numbers) < 0 or max(numbers) >= size:
+                    found = next(number for number in numbers if not 0 <= number < size)
+                    raise InputError(f"{place}: the token has {what} {found}; there are 0 to {size - 1}")
             if len({*own}) < len(own):
                 raise InputError(f"{place}: the token goes to one expert twice")
-            sent[rank, own] += 1
-        return self._fitting(sent)
+            for x in own:
+                sent[rank][x] += 1
+        return self._fitting(np.array(sent, np.int64))
 
     def _fitting(self, sent: IntArray) -> IntArray:
         """Raise if the counts are not the tokens that the ranks have."""
