@@ -212,29 +212,23 @@ def explain_deadlock(schedule: Schedule, done: Sequence[int]) -> str:
     """
     depends = Dependencies(schedule)
     made = {a for r, count in enumerate(done) for slot in schedule.programs[r][:count] for a in slot.parts}
-    waits: dict[int, tuple[int, str]] = {}
+    waits: dict[int, int] = {}
+    lines = [f"the order of {schedule.name!r} deadlocks, no rank can go on:"]
     for rank, count in enumerate(done):
         if count == len(schedule.programs[rank]):
             continue
         slot = schedule.programs[rank][count]
         need = next(n for n in depends.of(slot) if n not in made)
-        waits[rank] = _wait(rank, count, slot, need, depends.place.get(need))
-    lines = [f"the order of {schedule.name!r} deadlocks, no rank can go on:"]
-    lines += [f"  {text}" for _, text in waits.values()]
-    lines.append(f"  {_circle({rank: on for rank, (on, _) in waits.items()})}")
-    return "\n".join(lines)
-
-
-def _wait(rank: int, position: int, slot: Slot, need: Action, place: Place | None) -> tuple[int, str]:
-    """Return the rank that `rank` waits for, and a sentence about it."""
-    start = f"rank {rank} waits at position {position} with {slot} for {need}"
-    if place is None:
-        return _NOBODY, f"{start}, which no rank runs"
-    on, at = place
-    if on == rank:
-        inside = "in the same slot" if at == position else f"later on the same rank (position {at})"
-        return on, f"{start}, which stands {inside}"
-    return on, f"{start} of rank {on} (position {at})"
+        on, at = depends.place.get(need, (_NOBODY, 0))
+        waits[rank] = on
+        where = f" of rank {on} (position {at})"
+        if on == _NOBODY:
+            where = ", which no rank runs"
+        elif on == rank:
+            later = f"later on the same rank (position {at})"
+            where = f", which stands {'in the same slot' if at == count else later}"
+        lines.append(f"  rank {rank} waits at position {count} with {slot} for {need}{where}")
+    return "\n".join([*lines, f"  {_circle(waits)}"])
 
 
 def _circle(waits: dict[int, int]) -> str:
