@@ -25,7 +25,6 @@ from sim.diff.differences import Differences, differences
 from sim.diff.schedule import (
     UNEXPLAINED,
     OpSchedule,
-    RowNotes,
     read_ops_table,
     runs_in,
     schedule_of,
@@ -49,8 +48,6 @@ class Why(NamedTuple):
 
     Attributes
     ----------
-    a, b : int
-        Its rows in A and B.
     later : str
         ``a`` or ``b``: the schedule in which it starts later.
     reason : str
@@ -64,8 +61,6 @@ class Why(NamedTuple):
         How long it waited before its start, by reason, in ns.
     """
 
-    a: int
-    b: int
     later: str
     reason: str
     root: str
@@ -160,7 +155,7 @@ class _Chain:
                 break
             late, early, at_ns = change.next
         waited = waits_of(self.d.a, a), waits_of(self.d.b, b)
-        return Why(a, b, self.later, reason, root, tuple(told), *waited)
+        return Why(self.later, reason, root, tuple(told), *waited)
 
     def _what_changed(self, late: int, early: int, held: Blame, at_ns: int) -> _Change:
         """Return what differs about the row that held another one up."""
@@ -330,7 +325,7 @@ def waits_of(schedule: OpSchedule, row: int) -> dict[str, int]:
 def issued_ns(schedule: OpSchedule, row: int) -> int | None:
     """Return when a row was issued, if known."""
     if schedule.told is not None:
-        return int(schedule.told.issue_ns[row])
+        return int(schedule.told["issue_ns"][row])
     f = schedule.facts
     return None if f is None or row >= f.n else int(f.trace.tasks["issue_ns"][row])
 
@@ -405,19 +400,19 @@ def _pieces_in_table(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int]
     if told is None:
         yield UNEXPLAINED, start
         return
-    ready = min(int(told.ready_ns[row]), start)
-    issue = min(max(int(told.issue_ns[row]), ready), start)
-    word = told.wait[row] or "stream"
+    ready = min(int(told["ready_ns"][row]), start)
+    issue = min(max(int(told["issue_ns"][row]), ready), start)
+    word = told["wait"][row] or "stream"
     by_issuer = "policy" if word == "policy" else "memory" if word == "memory" else "issue"
-    cause = _producer_in_table(schedule, told, row)
-    works = [schedule.lane_of(each) == told.issuer[each] for each in (cause, row)]
+    cause = _producer_in_table(schedule, int(told["ready_ns"][row]))
+    works = [schedule.lane_of(each) == told["issuer"][each] for each in (cause, row)]
     yield "host" if cause != UNSET and works == [True, False] else "dependency", ready
     yield by_issuer, issue - ready
     yield ("stream" if word in ("issuer", "policy") else word), start - issue
 
 
-def _producer_in_table(schedule: OpSchedule, told: RowNotes, row: int) -> int:
-    ready = int(told.ready_ns[row])
+def _producer_in_table(schedule: OpSchedule, ready: int) -> int:
+    """Return the row that ended when another one became ready, or -1."""
     ended = np.flatnonzero((schedule.end_ns == ready) & (schedule.start_ns < ready))
     return int(ended[0]) if len(ended) else UNSET
 
@@ -428,8 +423,8 @@ def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> B
     if told is None or reason == UNEXPLAINED:
         return Blame(UNEXPLAINED, f"{name} does not start; the file does not say why", UNSET)
     if reason in ("dependency", "host"):
-        cause = _producer_in_table(schedule, told, row)
-        when = f"{name} is ready at {format_duration(int(told.ready_ns[row]))}"
+        ready = int(told["ready_ns"][row])
+        cause, when = _producer_in_table(schedule, ready), f"{name} is ready at {format_duration(ready)}"
         return Blame(
             reason, when if cause == UNSET else f"{when}, when {schedule.name_of(cause)} ends", cause
         )
@@ -516,8 +511,9 @@ def _first(d: Differences, golden: str) -> list[str]:
     """Return the first op that moved, and why; if none has, one that lasts longer or runs elsewhere."""
     why = why_first_moved(d, (golden, "this run"))
     if why is not None:
-        now, then = told_apart(int(d.b.start_ns[why.b]), int(d.a.start_ns[why.a]))
-        told = f"the first to move is {d.b.name_of(why.b)}, which starts at {now}, not {then}"
+        a, b = int(d.pairs.a[d.first]), int(d.pairs.b[d.first])
+        now, then = told_apart(int(d.b.start_ns[b]), int(d.a.start_ns[a]))
+        told = f"the first to move is {d.b.name_of(b)}, which starts at {now}, not {then}"
         return [told + ":" * bool(why.chain), *(f"  {line}" for line in why.chain)]
     if d.resized.any():
         k = d.kinds(1)[0]["changed_most"]

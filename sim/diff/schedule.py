@@ -12,10 +12,10 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -42,25 +42,6 @@ UNEXPLAINED: Final = "unexplained"
 _NUMBER: Final = re.compile(r"\.\d+$")
 
 
-@dataclass(frozen=True)
-class RowNotes:
-    """Further columns of a table of ops, besides its times.
-
-    Attributes
-    ----------
-    ready_ns, issue_ns : array of int64
-    wait : sequence of str
-        One of `sim.record.record.WAITS` per row.
-    issuer : sequence of str
-        The issuer of each row; empty if the table does not give it.
-    """
-
-    ready_ns: IntArray
-    issue_ns: IntArray
-    wait: Sequence[str]
-    issuer: Sequence[str]
-
-
 @dataclass(frozen=True, eq=False)
 class OpSchedule:
     """A schedule: one row for each task and transfer.
@@ -83,8 +64,9 @@ class OpSchedule:
     makespan_ns : int
     facts : DerivedColumns, optional
         Derived columns of its trace, with the same rows (transfers after tasks).
-    told : RowNotes, optional
-        The notes of a table, if there is no trace.
+    told : mapping of str to sequence, optional
+        Further columns of a table, if there is no trace: ``ready_ns``, ``issue_ns``, ``wait`` (one of
+        `sim.record.record.WAITS` per row) and ``issuer`` (empty if the table does not give it).
     recorded : bool
         Whether the times were recorded rather than computed.
     frames : sequence of str
@@ -106,7 +88,7 @@ class OpSchedule:
     compared: BoolArray
     makespan_ns: int
     facts: DerivedColumns | None = None
-    told: RowNotes | None = None
+    told: Mapping[str, Sequence[Any] | IntArray] | None = None
     recorded: bool = False
     frames: Sequence[str] = ()
 
@@ -349,10 +331,11 @@ def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = N
     devices, device = _codes(_column(table, "device", "?"))
     start, end = table["start_ns"].to_numpy(np.int64), table["end_ns"].to_numpy(np.int64)
     iteration = _whole(path, table, "iteration") if "iteration" in table.columns else np.zeros(n, np.int64)
-    told = None
+    told: dict[str, Sequence[Any] | IntArray] | None = None
     if {"ready_ns", "issue_ns", "wait"} <= set(table.columns):
         ready, issue = (_whole(path, table, column) for column in ("ready_ns", "issue_ns"))
-        told = RowNotes(ready, issue, _column(table, "wait"), _column(table, "issuer"))
+        words = {column: _column(table, column) for column in ("wait", "issuer")}
+        told = {"ready_ns": ready, "issue_ns": issue, **words}
     dead = np.array([each in ("True", "true", "1") for each in _column(table, "dead")])
     fills = np.isin(kind, [k for k, word in enumerate(kinds) if word in FILLERS])
     compared: BoolArray = ~(dead & (end == start)) & ~fills

@@ -483,11 +483,12 @@ def test_what_is_told_adds_up(seed: int) -> None:
     assert (own * d.moved_ns >= 0).all()
     found = why_first_moved(d)
     if found is not None:
-        assert sum(found.waited_a.values()) == d.a.start_ns[found.a]
-        assert sum(found.waited_b.values()) == d.b.start_ns[found.b]
+        start_a, start_b = d.a.start_ns[d.pairs.a[d.first]], d.b.start_ns[d.pairs.b[d.first]]
+        assert sum(found.waited_a.values()) == start_a
+        assert sum(found.waited_b.values()) == start_b
         assert found.chain
         moved = np.minimum(d.a.start_ns[d.pairs.a], d.b.start_ns[d.pairs.b])[d.moved]
-        assert min(d.a.start_ns[found.a], d.b.start_ns[found.b]) == moved.min()
+        assert min(start_a, start_b) == moved.min()
 
 
 def test_who_runs_at_the_same_time_elsewhere_costs_nothing_more() -> None:
