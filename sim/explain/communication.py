@@ -251,34 +251,21 @@ class _Alone:
 
 
 class Waited(NamedTuple):
-    """A wait over all ranks: its total, the row that waited longest (-1: none did), and for how long."""
+    """A wait over all ranks: its total, the row that waited longest, and for how long."""
 
     total_ns: int
     row: int
     longest_ns: int
 
 
-class CommunicatorWait(NamedTuple):
-    """The waits of the collectives of one communicator, over all ranks.
+def communicator_waits(f: DerivedColumns) -> list[tuple[str, int, int, Waited, Waited]]:
+    """Return the waits of collectives by communicator, over all its ranks, in the order of their first ops.
 
-    Attributes
-    ----------
-    name : str
-    ranks, meetings : int
-        The number of ranks and of meetings.
-    late, in_line : Waited
-        The wait for late ranks, and in line.
+    Returns
+    -------
+    list of (name, ranks, meetings, late, in_line)
+        Numbers of its ranks and meetings; the waits for late ranks, and in line.
     """
-
-    name: str
-    ranks: int
-    meetings: int
-    late: Waited
-    in_line: Waited
-
-
-def communicator_waits(f: DerivedColumns) -> list[CommunicatorWait]:
-    """Return the waits of collectives by communicator, in the order of their first ops."""
     met, of = f.meetings, f.job.collectives
     if met is None or of is None:
         return []
@@ -292,12 +279,12 @@ def communicator_waits(f: DerivedColumns) -> list[CommunicatorWait]:
         here = np.flatnonzero(communicator == k)
         if not len(here):
             continue  # none of them had started when a part of the machine failed
-        waits = []
-        for ns in (held["late rank"][here], held["communicator"][here]):
-            row = int(met.row[here[ns.argmax()]]) if ns.any() else UNSET
-            waits.append(Waited(int((ns * times[here]).sum()), row, int(ns.max())))
+        late, in_line = (
+            Waited(int((ns * times)[here].sum()), int(met.row[here[ns[here].argmax()]]), int(ns[here].max()))
+            for ns in (held["late rank"], held["communicator"])
+        )
         size, meetings = ranks.get(name, len(of.ranks[k])), len(np.unique(met.meeting[here]))
-        found.append(CommunicatorWait(name, size, meetings, *waits))
+        found.append((name, size, meetings, late, in_line))
     return found
 
 

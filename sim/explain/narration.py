@@ -373,16 +373,16 @@ def _host_lines(f: DerivedColumns, most: int) -> list[str]:
 def _communicator_lines(f: DerivedColumns) -> list[str]:
     found = communicator_waits(f)
     lines = ["", "Communicators"] if found else []
-    for one in found:
-        late, in_line = (format_duration(waited.total_ns) for waited in (one.late, one.in_line))
-        if (row := one.late.row) != UNSET:
-            last = never_came_text(f, row) or task_text(f, int(f.met_last[row]))
-            late += f", most {task_text(f, row)}, {format_duration(one.late.longest_ns)} for {last}"
-        if (row := one.in_line.row) != UNSET:
-            most = f"most {task_text(f, row)}, {format_duration(one.in_line.longest_ns)}"
-            in_line += f", {most} behind {task_text(f, int(f.before_in_line[row]))}"
-        met = f"{one.ranks} ranks, {one.meetings} collectives"
-        lines.append(f"  {one.name:<12} {met}   late ranks {late}   in line {in_line}")
+    for name, ranks, meetings, late, in_line in found:
+        rank_told, line_told = (format_duration(waited.total_ns) for waited in (late, in_line))
+        if late.longest_ns:
+            last = never_came_text(f, late.row) or task_text(f, int(f.met_last[late.row]))
+            rank_told += f", most {task_text(f, late.row)}, {format_duration(late.longest_ns)} for {last}"
+        if in_line.longest_ns:
+            most = f"most {task_text(f, in_line.row)}, {format_duration(in_line.longest_ns)}"
+            line_told += f", {most} behind {task_text(f, int(f.before_in_line[in_line.row]))}"
+        met = f"{ranks} ranks, {meetings} collectives"
+        lines.append(f"  {name:<12} {met}   late ranks {rank_told}   in line {line_told}")
     return lines
 
 
