@@ -20,7 +20,7 @@ meet a request.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any, ClassVar, Final
 
@@ -70,19 +70,15 @@ def size_text(nbytes: int | None) -> str:
     return format_bytes(nbytes, iec=True)
 
 
-def largest_holders(spans: list[Span]) -> list[str]:
+def largest_holders(live: Iterable[tuple[Owner, int]]) -> list[str]:
     """Return the five owners that hold most in total, with their sizes, largest first.
 
     Examples
     --------
-    >>> from devices.memory import PoolAllocator
-    >>> pool = PoolAllocator()
-    >>> blocks = [pool.alloc(1024, owner="a"), pool.alloc(512), pool.alloc(1024, owner="a")]
-    >>> largest_holders(list(pool.spans()))
+    >>> largest_holders([("a", 1024), (None, 512), ("a", 1024)])
     ["'a' 2 KiB in 2 blocks", 'unnamed 512 B']
     """
-    held = group_pairs((span.owner, span.nbytes) for span in spans if span.state == "live")
-    ranked = sorted(held.items(), key=lambda item: -sum(item[1]))[:5]
+    ranked = sorted(group_pairs(live).items(), key=lambda item: -sum(item[1]))[:5]
     names = []
     for owner, sizes in ranked:
         blocks = f" in {len(sizes)} blocks" if len(sizes) > 1 else ""
@@ -292,6 +288,10 @@ class Allocator(ABC):
     def spans(self) -> Iterator[Span]:
         """Yield all spans in address order; without a cache, only live and waiting ones."""
 
+    def holders(self) -> list[tuple[Owner, int]]:
+        """Return owner and bytes of each live block."""
+        return [(span.owner, span.nbytes) for span in self.spans() if span.state == "live"]
+
     def alloc(self, nbytes: int, stream: int = 0, owner: Owner = None) -> Block:
         """Allocate `nbytes`.
 
@@ -343,7 +343,7 @@ class Allocator(ABC):
           what would help  at least 1 KiB more memory, or as much less in use: a smaller batch, recomputation
         """
         part = self.serving(owner)
-        live = [span for span in part.spans() if span.state == "live"]
+        live = part.holders()
         cached = part.reserved - part.in_use - part.waiting
         lines = [
             ("limit", size_text(part.limit)),

@@ -309,7 +309,7 @@ def plan_too_large(
     lines.append(("least plan", f"{size_text(plan.bound)}: no plan for this order is known to take less"))
     step = fullest_step(plan.lifetimes)
     live = [
-        Span(0, 0, one.nbytes, "live", one.nbytes, 0, owner)
+        (owner, one.nbytes)
         for owner, one in zip(owners, plan.lifetimes, strict=True)
         if one.nbytes and one.first <= step <= one.last
     ]

@@ -233,7 +233,7 @@ class TensorMemory:
             return f"memory: its place in the plan of {allocator.name}, made for its program order"
         asked, held = (format_bytes(n, iec=True) for n in (need, allocator.in_use))
         limit = format_bytes(allocator.limit, iec=True)
-        holders = "; ".join(largest_holders(list(allocator.spans())))
+        holders = "; ".join(largest_holders(allocator.holders()))
         parted = ""
         if allocator.limit is not None and need <= allocator.limit - allocator.in_use:
             parted = f"; the largest free block is {format_bytes(allocator.largest_free(), iec=True)}"

@@ -87,19 +87,12 @@ def _describe(group: str, name: str, origin: plugins.Origin) -> dict[str, Any]:
     return dict(spec)
 
 
+@cache
 def __getattr__(name: str) -> Callable[[], dict[str, Any]]:
     """Return the preset of the file called `name`, with ``_`` for ``-``: what entry points refer to."""
-    preset = _from_file(name.replace("_", "-"))
-    if preset is None:
-        raise AttributeError(f"module {__name__!r} has no attribute and no preset {name!r}")
-    return preset
-
-
-@cache
-def _from_file(name: str) -> Callable[[], dict[str, Any]] | None:
-    text = preset_text(name)
+    text = preset_text(name.replace("_", "-"))
     if text is None:
-        return None
+        raise AttributeError(f"module {__name__!r} has no attribute and no preset {name!r}")
     spec: dict[str, Any] = yaml_content(text)
 
     def preset() -> dict[str, Any]:
