@@ -354,21 +354,3 @@ class RunningKernel:
             if rest <= 0:
                 return end + rounds * self._length
         raise InvariantError("a kernel has loads left that no group of blocks runs")
-
-
-class HeldSms(RunningKernel):
-    """The SMs held by a collective of a communicator until its end, which is determined elsewhere."""
-
-    __slots__ = ()
-
-    def __init__(self, task: Task, sms: int, rank: tuple[int, int], partition: int, now_ns: int) -> None:
-        super().__init__(task, Demand(sms, 1, 0), NEVER, rank, partition, now_ns)
-
-    def advance(self, now_ns: int) -> int:
-        """Leave no SM."""
-        return 0
-
-    def predict(self) -> None:
-        """Predict no end."""
-        self.stale = False
-        self.free_ns = self.end_ns = NEVER

@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
 from devices.fair_sharing import Alarm
-from devices.kernel_demand import NEVER, Demand, HeldSms, RunningKernel, demands, held_sms, sms_in_use
+from devices.kernel_demand import NEVER, Demand, RunningKernel, demands, held_sms, sms_in_use
 from sim.job.context import Context
 from sim.machine.device import MANAGED, Device
 from sim.machine.task import Task
@@ -114,7 +114,7 @@ class SharedSMs:
         self._bandwidth: int | None = details.dram_bytes_per_s
         self._demands = demands(device, context.job, self._bandwidth) if asked is None else asked
         self._held_sms = held_sms(device, context.job)
-        self._holding: dict[int, HeldSms] = {}  # by id of the task
+        self._holding: dict[int, RunningKernel] = {}  # collectives, by id of the task
         self._pending: list[list[RunningKernel]] = [[] for _ in self._free]  # with loads left, by rank
         self._served: list[RunningKernel | None] = [None for _ in self._free]
         self._resident: dict[RunningKernel, None] = {}
@@ -133,13 +133,13 @@ class SharedSMs:
         self._arrivals += 1
         rank = (self._priority[stream], self._arrivals)
         partition = self._partition_of[stream]
-        kernel: RunningKernel
-        if held:
-            held = min(held, self._sizes[partition])
-            kernel = self._holding[task.id] = HeldSms(task, held, rank, partition, self._context.now_ns)
+        if held:  # until its end, which is determined elsewhere
+            asked, duration_ns = Demand(min(held, self._sizes[partition]), 1, 0), NEVER
         else:
             asked = self._demands[task.op]
-            kernel = RunningKernel(task, asked, duration_ns, rank, partition, self._context.now_ns)
+        kernel = RunningKernel(task, asked, duration_ns, rank, partition, self._context.now_ns)
+        if held:
+            self._holding[task.id] = kernel
         task.start_ns = -1
         insort(self._pending[partition], kernel, key=_by_rank)
         self._soon()
@@ -231,7 +231,7 @@ class SharedSMs:
             kernel.take(loads)
             if kernel.left:
                 return
-            if isinstance(kernel, HeldSms):
+            if kernel.task.id in self._holding:
                 self._on_start(kernel, now_ns)
             if kernel.served:
                 self._all_dispatched(kernel)
@@ -256,7 +256,7 @@ class SharedSMs:
     def _begin(self, kernel: RunningKernel, now_ns: int) -> None:
         kernel.begin(now_ns)
         self._resident[kernel] = None
-        if not isinstance(kernel, HeldSms):
+        if kernel.task.id not in self._holding:
             self._on_start(kernel, now_ns)
 
     def _on_start(self, kernel: RunningKernel, now_ns: int) -> None:
