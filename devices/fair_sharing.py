@@ -194,22 +194,32 @@ class SharedLink:
 
 
 class Route:
-    """The links used by some flows.
+    """The links used by some flows, and how far these are.
 
     Attributes
     ----------
     links : tuple of SharedLink
     flows : int
         Number of flows, which all have the same rate.
-    share : tuple of int
-        Rate of each flow, as set by `fill`: a reduced fraction.
+    index : int
+        Number that distinguishes it.
+    share, rate : tuple of int
+        Rate of each flow, as set by `fill`, and at which they go: a reduced fraction.
+    queue : VirtualQueue
+        The flows.
+    end_ns : int
+        When the first of them ends; -1: not known.
+    stale : bool
+        Whether `end_ns` must be predicted again.
     """
 
-    __slots__ = ("flows", "links", "seen", "share")
+    __slots__ = ("end_ns", "flows", "index", "links", "queue", "rate", "seen", "share", "stale")
 
-    def __init__(self, links: tuple[SharedLink, ...], flows: int = 0) -> None:
-        self.links, self.flows = links, flows
-        self.share = (0, 1)
+    def __init__(self, links: tuple[SharedLink, ...], flows: int = 0, index: int = 0) -> None:
+        self.links, self.flows, self.index = links, flows, index
+        self.share = self.rate = (0, 1)
+        self.queue = VirtualQueue()
+        self.end_ns, self.stale = -1, False
         self.seen = 0
 
 

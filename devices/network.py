@@ -38,7 +38,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from devices.fair_sharing import Alarm, Route, SharedLink, VirtualQueue, fill
+from devices.fair_sharing import Alarm, Route, SharedLink, fill
 from devices.routes import ChunkQueues, Way, find_ways, way_of_message
 from sim.base.arrays import UNSET, Codes, Csr
 from sim.base.errors import InputError, StuckError
@@ -123,20 +123,6 @@ class Turnstile(Generic[T]):
 # until then.
 
 
-class _Flows(Route):
-    """The flows that use the same links."""
-
-    __slots__ = ("end_ns", "index", "queue", "rate", "stale")
-
-    def __init__(self, index: int, links: tuple[SharedLink, ...]) -> None:
-        super().__init__(links)
-        self.index = index
-        self.queue = VirtualQueue()
-        self.rate = (0, 1)
-        self.end_ns = -1
-        self.stale = False  # whether `end_ns` must be predicted again
-
-
 class FairFlows:
     """All flows over a set of links that share their bandwidth max-min fairly.
 
@@ -159,10 +145,10 @@ class FairFlows:
         self._parts, self._per_byte = parts, NS_PER_S * parts
         self._alarm = Alarm(context, self._ring)
         self._links = {link: SharedLink(bandwidth * parts) for link, bandwidth in capacity.items()}
-        self._routes: dict[tuple[int, ...], _Flows] = {}
+        self._routes: dict[tuple[int, ...], Route] = {}
         self._marked: list[SharedLink] = []
         self._stamp = 0
-        self._ends: list[tuple[int, int, _Flows]] = []
+        self._ends: list[tuple[int, int, Route]] = []
         self._number = 0
 
     def add_link(self, link: int, bandwidth: int, each: int | None = None) -> None:
@@ -175,7 +161,7 @@ class FairFlows:
         route = self._routes.get(links)
         if route is None:
             used = tuple([self._links[link] for link in links])
-            route = self._routes[links] = _Flows(len(self._routes), used)
+            route = self._routes[links] = Route(used, index=len(self._routes))
         self._number += 1
         route.queue.advance(self._context.now_ns)
         route.queue.add((self._number, item), nbytes * self._per_byte)
@@ -196,7 +182,7 @@ class FairFlows:
             self._context.when_settled(self._settle)
         self._marked += links
 
-    def _count(self, route: _Flows, more: int) -> None:
+    def _count(self, route: Route, more: int) -> None:
         """Change the number of a route's flows by `more`, and mark its links for new rates."""
         route.flows += more
         route.stale = True
@@ -227,10 +213,10 @@ class FairFlows:
                     heapq.heappush(self._ends, (route.end_ns, route.index, route))
         self._predict()
 
-    def _component(self, marked: list[SharedLink], stamp: int) -> tuple[list[SharedLink], list[_Flows]]:
+    def _component(self, marked: list[SharedLink], stamp: int) -> tuple[list[SharedLink], list[Route]]:
         """Return the links with flows and the routes that are connected with the marked links."""
         links: list[SharedLink] = []
-        routes: list[_Flows] = []
+        routes: list[Route] = []
         todo = marked
         while todo:
             link = todo.pop()
@@ -241,7 +227,7 @@ class FairFlows:
             for route in link.routes.values():
                 if route.seen != stamp:
                     route.seen = stamp
-                    routes.append(route)  # type: ignore[arg-type]
+                    routes.append(route)
                     todo += route.links
         return links, routes
 
