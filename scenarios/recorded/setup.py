@@ -28,7 +28,6 @@ from sim import Graph, simulate
 from sim.base.arrays import UNSET, Codes, IntArray
 from sim.base.errors import InputError
 from sim.base.plugins import NOWHERE, Origin
-from sim.job.noise import Noise
 from sim.trace import Trace
 
 AS_RECORDED: Final = {"preset": "recorded"}
@@ -72,18 +71,11 @@ def _rank_of(device: str) -> int:
     return int(found[0]) if found else UNSET
 
 
-def run_recorded(graph: Graph, *, noise: Noise | None = None) -> Trace:
-    """Simulate a recording as it was recorded.
-
-    Parameters
-    ----------
-    graph : Graph
-    noise : Noise, optional
-        ``Noise(devices={"gpu": 0.01})`` makes the GPU 100 times faster.
-    """
+def run_recorded(graph: Graph) -> Trace:
+    """Simulate a recording as it was recorded."""
     machine = make_machine(recorded_machine(graph))
     policy = ReadyQueue(synchronisation="issue")
-    return simulate(graph, machine, policy, streams=Recorded(), noise=noise)
+    return simulate(graph, machine, policy, streams=Recorded())
 
 
 # ----------------------------------------------------------------------------------------------------------
