@@ -21,7 +21,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -77,10 +76,8 @@ def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
         reports = read_report(path) if is_report(path) else read_xplane(path)
         ranks = [number + n if each.rank is None else each.rank for n, each in enumerate(reports)]
         with in_file(path):
-            return [
-                replace(_trace(report.events, rank, None), gpus=report.gpus, kind=report.kind)
-                for report, rank in zip(reports, ranks, strict=True)
-            ]
+            pairs = zip(reports, ranks, strict=True)
+            return [_trace(each.events, rank, None, each.gpus, each.kind) for each, rank in pairs]
     others: dict[str, Any] = {}
     found = EventColumns()
     try:
@@ -90,7 +87,7 @@ def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
         raise _first_wrong(path) from None
     rank, world_size = _place(path, others)
     with in_file(path):
-        return [replace(_trace(found, rank, world_size), gpus=_names(others.get("deviceProperties")))]
+        return [_trace(found, rank, world_size, _names(others.get("deviceProperties")))]
 
 
 def _names(properties: Any) -> dict[int, str]:
@@ -129,7 +126,9 @@ def _wrong(events: Sequence[Any]) -> str:
     return ""
 
 
-def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> RecordedTrace:
+def _trace(
+    found: EventColumns, rank: int | None, world_size: int | None, gpus: dict[int, str], kind: str = "gpu"
+) -> RecordedTrace:
     """Return everything that was collected, in order."""
     threads = [*found.threads]
     tasks = sorted(found.tasks, key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
@@ -179,9 +178,7 @@ def _trace(found: EventColumns, rank: int | None, world_size: int | None) -> Rec
         {threads[thread]: threads[whose] for thread, whose in waits_for.items()},
         [threads[thread] for thread in uncalled],
         {thread: _apart(spans) for thread, spans in inside.items()},
-        rank,
-        world_size,
-        in_turn=sum(times for _, times in in_turn.values()),
+        *(rank, world_size, gpus, sum(times for _, times in in_turn.values()), kind),
     )
 
 
