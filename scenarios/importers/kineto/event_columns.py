@@ -103,7 +103,7 @@ def size(of: Fields, key: str, each: int = 1) -> int:
     return nbytes
 
 
-def _ns(value: Any, key: str) -> int:
+def whole_ns(value: Any, key: str) -> int:
     """Return a time in microseconds as whole ns, rounded half up, exactly."""
     if type(_there(value, key)) not in (int, float) or not 0 <= value < math.inf:
         raise ValueError(f"{key}: {value!r:.40} is no time in microseconds")
@@ -144,16 +144,16 @@ def spans(begins: Sequence[Any], lengths: Sequence[Any]) -> tuple[IntArray, IntA
 
 
 def _all_ns(values: Sequence[Any], key: str) -> IntArray:
-    """Return times like `_ns`."""
+    """Return times like `whole_ns`."""
     us = np.array(values if {*map(type, values)} <= {int, float} else [-1], np.float64)
     if not ((us >= 0) & (us < _EXACT_US)).all():
-        return np.array([_ns(value, key) for value in values], np.int64)
+        return np.array([whole_ns(value, key) for value in values], np.int64)
     whole_us = np.floor(us)
     part = 1000 * (us - whole_us)  # rounded, but by far less than the distance to the next half
     rounded = np.floor(part + 0.5)
     in_ns: IntArray = 1000 * whole_us.astype(np.int64) + rounded.astype(np.int64)
     for n in np.flatnonzero(np.abs(part - rounded) >= _NEARLY_HALF).tolist():
-        in_ns[n] = _ns(values[n], key)
+        in_ns[n] = whole_ns(values[n], key)
     return in_ns
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -19,11 +19,12 @@ import numpy as np
 from scenarios.importers import execution_graph
 from scenarios.importers.execution_graph import CostedOperator, Operator
 from scenarios.importers.files import items
+from scenarios.importers.kineto.event_columns import thread_of, whole_ns
 from scenarios.importers.kineto.gradients import Operators
 from scenarios.importers.kineto.kernel_names import kind_of
-from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, RecordedTrace
+from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, RecordedTrace, Thread
 from scenarios.importers.tensor_flow import TaskFlow, Touch, tensor_flow
-from sim.base.arrays import LATEST_NS, UNSET, Codes, group_pairs
+from sim.base.arrays import LATEST_NS, Codes, group_pairs
 from sim.base.errors import InputError
 from sim.base.files import StrPath
 from sim.graph.attributes import SIZES
@@ -71,7 +72,7 @@ def notes_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[Kernel
     """
     operators = execution_graph.read_operators(graph)
     around = {operator.id: operator for operator in operators}
-    made = _operators_of_launches(path, graph, operators, trace.correlation.tolist())
+    made = _operators_of_launches(path, graph, operators, trace)
     began = {call.correlation: call.start_ns for call in trace.calls}
     numbers = sorted(
         range(len(trace.tasks)),
@@ -180,7 +181,6 @@ def _split(total: int, weights: Sequence[int]) -> list[int]:
 # Sources: chakra, src/trace_link/trace_linker.py; hta/common/execution_trace.py.
 
 _OPERATORS: Final = frozenset({"cpu_op", "operator", "user_annotation"})
-_CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime"})
 _AGREE: Final = 0.9
 """Minimum share of operators with a number in the graph whose names must agree."""
 
@@ -199,7 +199,7 @@ class _Slice(NamedTuple):
 
 
 def _operators_of_launches(
-    trace: StrPath, graph: StrPath, operators: Sequence[Operator], launches: Sequence[int]
+    trace: StrPath, graph: StrPath, operators: Sequence[Operator], recorded: RecordedTrace
 ) -> dict[int, Made]:
     """Return the operator of each launch, by correlation; unknown ones are omitted.
 
@@ -208,8 +208,8 @@ def _operators_of_launches(
     UserWarning
         Operators were matched by name, or some launches are not in the graph.
     """
-    wanted = set(launches)
-    slices, calls = _read_trace(trace, wanted)
+    wanted, threads = {*recorded.correlation.tolist()}, Codes[Thread]()
+    slices = _read_slices(trace, threads)
     match = _by_number(slices, operators)
     if match is None:
         match = _by_name(slices, operators)
@@ -218,7 +218,10 @@ def _operators_of_launches(
     known = Operators()
     thread, start_ns, end_ns = np.array([slices[i][:3] for i in match], np.int64).reshape(-1, 3).T
     known.add(thread, start_ns, end_ns, (slices[i].name for i in match), np.array([*match], np.int64))
-    around = known.around(calls, np.arange(len(calls.correlation)))
+    launches = [call for call in recorded.calls if call.correlation in wanted]
+    on = threads.of(call.thread for call in launches)
+    numbers, begins, ends = np.array([call[3:] for call in launches], np.int64).reshape(-1, 3).T
+    around = known.around(Calls([""], np.zeros_like(on), on, numbers, begins, ends), np.arange(len(on)))
     found = {correlation: match[i] for correlation, (_, i) in around.items()}
     known_of = f"the operators of {len(found)} of {len(wanted)} GPU tasks"
     if 2 * len(found) < len(wanted):
@@ -228,31 +231,23 @@ def _operators_of_launches(
     return found
 
 
-def _read_trace(path: StrPath, wanted: Set[int]) -> tuple[list[_Slice], Calls]:
-    """Return the operators of each thread in order, and the calls that launched something."""
-    threads: Codes[tuple[Any, Any]] = Codes()
+def _read_slices(path: StrPath, threads: Codes[Thread]) -> list[_Slice]:
+    """Return the operators of each thread in order."""
     slices: list[_Slice] = []
-    calls: dict[int, tuple[int, int]] = {}
     for index, event in enumerate(items(path, "a trace", "traceEvents", {})):
-        if not isinstance(event, dict) or event.get("ph") != "X":
+        kind = str(event.get("cat", "")).lower() if isinstance(event, dict) else ""
+        if kind not in _OPERATORS or event.get("ph") != "X":
             continue
-        category, args = str(event.get("cat", "")).lower(), event.get("args", {})
         try:
-            thread = threads[event.get("pid"), event.get("tid")]
-            if category in _OPERATORS:
-                start, length = (round(1000 * float(event[key])) for key in ("ts", "dur"))
-                number = args.get("Record function id", args.get("External id"))
-                end = min(start + length, LATEST_NS)
-                slices.append(_Slice(thread, start, end, str(event["name"]), number))
-            elif category in _CALLS and int(args.get("correlation", UNSET)) in wanted:
-                calls[int(args["correlation"])] = thread, round(1000 * float(event["ts"]))
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            args = event.get("args", {})
+            number = args.get("Record function id", args.get("External id"))
+            start, length = (whole_ns(event[key], key) for key in ("ts", "dur"))
+            place = threads[thread_of(event)], min(start, LATEST_NS), min(start + length, LATEST_NS)
+            slices.append(_Slice(*place, str(event["name"]), number))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path}: traceEvents[{index}]: {error}") from None
     # Stable: of two that begin at the same time the outer was written first.
-    slices.sort(key=lambda one: (one.thread, one.start_ns, -one.end_ns))
-    thread_of, began_ns = np.array([*calls.values()], np.int64).reshape(-1, 2).T
-    numbers = np.array([*calls], np.int64)
-    return slices, Calls([""], np.zeros_like(numbers), thread_of, numbers, began_ns, began_ns + 1)
+    return sorted(slices, key=lambda one: (one.thread, one.start_ns, -one.end_ns))
 
 
 def _by_number(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[int, Made] | None:
