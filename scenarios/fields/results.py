@@ -20,15 +20,7 @@ from pydantic import Field
 
 from sim.base import units
 from sim.base.arrays import IntArray
-from sim.base.errors import (
-    InfeasibleError,
-    InputError,
-    OutOfMemoryError,
-    SimError,
-    StuckError,
-    UnknownNameError,
-    hint,
-)
+from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, SimError, StuckError, hint
 from sim.base.options import check_value
 from sim.graph.attributes import flag
 from sim.job.job import Job
@@ -394,7 +386,7 @@ def row_of(trace: Trace, name: str) -> int | None:
     op, _, iteration = name[:-1].rpartition("[") if trace.job.iterations > 1 else (name, "", "0")
     try:
         this = (trace.tasks["op"] == trace.job.graph.index(op)) & (trace.tasks["iteration"] == int(iteration))
-    except (UnknownNameError, ValueError):  # another run has a task of this name
+    except (InputError, ValueError):  # another run has a task of this name
         return None
     rows = np.flatnonzero(this & trace.executed)
     return int(rows[0]) if rows.size else None

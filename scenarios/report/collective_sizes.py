@@ -112,13 +112,8 @@ class Row(NamedTuple):
             "algorithm": self.algorithm,
             **{key: getattr(self.choice, key, None) for key in ("protocol", "channels", "threads")},
         }
-        times = {
-            "tuner": self.tuner_us,
-            "fitted": self.fitted_us,
-            "links": self.links_us,
-            "measured": self.measured_us,
-        }
-        for name, us in times.items():
+        for name in ("tuner", "fitted", "links", "measured"):
+            us = getattr(self, f"{name}_us")
             bus = self.bus_gb_per_s(us)
             found[f"{name}_ns"] = None if us is None else round_half_up(us * 1000)
             found[f"{name}_bus_bytes_per_s"] = None if bus is None else round_half_up(bus * 1e9)

@@ -20,15 +20,7 @@ from scenarios.ops.op_costs import refuse_costless, warn_of_contradictions
 from scenarios.run.conditions import refuse_without_effect
 from scenarios.run.scenario import Case, Scenario
 from sim.base.arrays import MOST_TASKS, UNSET, BoolArray
-from sim.base.errors import (
-    GraphError,
-    InfeasibleError,
-    InputError,
-    ScenarioError,
-    SimError,
-    UnknownNameError,
-    hint,
-)
+from sim.base.errors import GraphError, InfeasibleError, InputError, ScenarioError, UnknownNameError, hint
 from sim.graph.graph import Graph
 from sim.issuers import with_processes
 from sim.job.build_job import draw, make_job
@@ -265,17 +257,14 @@ class Jobs:
         if known is not None and _same(known, of[:2]) and _cost_alike(known[2], job):
             return
         if any(device.cost is not None for device in job.machine.devices):
-            from devices.cost.cost_warnings import (
-                warn_of_plain_ops,
-                warn_of_plain_rooflines,
-                warn_of_unused_tables,
-            )
+            from devices.cost import cost_warnings
 
-            warn_of_plain_rooflines(job)
+            cost_warnings.warn_of_plain_rooflines(job)
             if (timed := case.scenario.content.workload.ops_to_time(case.scenario.document)) is None:
-                warn_of_unused_tables(job)
+                cost_warnings.warn_of_unused_tables(job)
             else:
-                warn_of_plain_ops(timed, [job.machine.devices[i] for i in sorted({*job.device_of.tolist()})])
+                used = [job.machine.devices[i] for i in sorted({*job.device_of.tolist()})]
+                cost_warnings.warn_of_plain_ops(timed, used)
 
 
 def _cost_alike(one: Job, other: Job) -> bool:
@@ -351,7 +340,7 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
                 raise document.wrong(UnknownNameError("model", str(at[-1]), models), at)
 
 
-def _names_key(error: SimError) -> TypeGuard[InputError]:
+def _names_key(error: InputError | InfeasibleError) -> TypeGuard[InputError]:
     """Whether linearizer or stream assignment (`sim.job.job.Job.order`, `lane`) or the network raised it."""
     return isinstance(error, InputError) and error.path[:1] in (("linearize",), ("streams",), ("machine",))
 

@@ -147,17 +147,7 @@ def attempt(case: Case, *, advise: bool = False, **how: Any) -> VariantRun:
 
 _RESULTS: Final = ("policy", "makespan_ns", "lower_bound_ns", "gap", "no_gap", "error")
 
-_OF_TRAINING: Final = (
-    "step_ns",
-    "low_ns",
-    "high_ns",
-    "tokens_per_s",
-    "mfu",
-    "peak_bytes",
-    "capacity_bytes",
-    "bubble",
-    "exposed_ns",
-)
+_OF_TRAINING: Final = "step_ns low_ns high_ns tokens_per_s mfu peak_bytes capacity_bytes bubble exposed_ns"
 
 _INVALID: Final = "invalid: "
 """Prefix of errors in the settings of a variant."""
@@ -383,7 +373,7 @@ def _numbers(result: Result) -> Row:
     if (pipeline := summary.get("pipeline")) is not None:
         row["pipeline.bubble"] = pipeline["bubble"]
     row |= {rate: summary[rate] for rate in RATES if rate in summary}
-    for number in _OF_TRAINING if "train" in summary else ():
+    for number in _OF_TRAINING.split() if "train" in summary else ():
         row[f"train.{number}"] = summary["train"].get(number)
     if (served := summary.get("serving")) is not None:
         plain = {key: value for key, value in served.items() if not isinstance(value, dict | list)}

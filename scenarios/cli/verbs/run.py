@@ -6,18 +6,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import typer
 
+from scenarios.cli import running
 from scenarios.cli.options import Outputs
 from scenarios.cli.output import print_json, print_repeats, print_told
-from scenarios.cli.running import (
-    cases_of,
-    check_charts,
-    compare_all,
-    finish,
-    progress,
-    run_all,
-    run_repeatedly,
-    say_written,
-)
 from sim.base.errors import InputError
 from sim.base.plugins import NOTHING, Allowed
 from sim.base.units import format_count, parse_duration
@@ -59,21 +50,23 @@ def run(
         Write the graph before and after the `compile` steps (.json, .json.gz).
     """
     charts = {"arrows": arrows, "critical_path": critical_path}
-    check_charts(files, open_page, **charts)
+    running.check_charts(files, open_page, **charts)
     wanted = show_graph or any(files.values())
     if wanted:  # names are checked before anything runs
         from scenarios.report.outputs import check_cases, check_outputs
 
         check_outputs({**files, "show-graph": show_graph})
-    cases = cases_of(scenario, policy, sets, allowed)
+    cases = running.cases_of(scenario, policy, sets, allowed)
     if wanted:
         check_cases(cases, files)
     if show_graph and len(cases) > 1:  # each may compile it differently
         raise InputError("--show-graph: shows the graph of one run; name one --policy")
     if repeat is not None and files["memory-trace"]:
         raise InputError("--memory-trace: holds the allocations of one run; leave out --repeat")
-    repeats = [] if repeat is None else run_repeatedly(cases, repeat)
-    results = [each.result for each in repeats] or run_all(cases, record_memory=bool(files["memory-trace"]))
+    repeats = [] if repeat is None else running.run_repeatedly(cases, repeat)
+    results = [each.result for each in repeats] or running.run_all(
+        cases, record_memory=bool(files["memory-trace"])
+    )
     if json:
         objects = [result.to_json() for result in results]
         for one, each in zip(objects, repeats, strict=False):
@@ -92,8 +85,8 @@ def run(
 
         write_graph(results[0].case.work.graph, show_graph[0])
         write_graph(results[0].trace.job.graph, show_graph[1])
-        say_written(f"{show_graph[0]} and {show_graph[1]}")
-    finish(results, files, open_page, **charts)
+        running.say_written(f"{show_graph[0]} and {show_graph[1]}")
+    running.finish(results, files, open_page, **charts)
 
 
 _OF_COMPARE: Final = Outputs(("gantt", "trace", "ops", "tuning", "pareto"))
@@ -120,11 +113,11 @@ def compare(
     from scenarios.report.outputs import check_cases, check_outputs
 
     charts = {"arrows": arrows, "critical_path": critical_path}
-    check_charts(files, open_page, **charts)
+    running.check_charts(files, open_page, **charts)
     check_outputs(files)
-    cases = cases_of(scenario, policy, sets, allowed, compare=True)
+    cases = running.cases_of(scenario, policy, sets, allowed, compare=True)
     check_cases(cases, files)
-    comparison = compare_all(cases)
+    comparison = running.compare_all(cases)
     if json:
         print_json(comparison.to_json())
     else:
@@ -132,7 +125,7 @@ def compare(
     if comparison.failures and any(files.values()):
         failed = ", ".join(failure.label for failure in comparison.failures)
         typer.echo(f"not in the files that are written, as there is no result: {failed}", err=True)
-    finish(comparison.results, files, open_page, **charts)
+    running.finish(comparison.results, files, open_page, **charts)
     if comparison.failures:
         raise typer.Exit(1)
 
@@ -176,7 +169,7 @@ def explain(
 
     from_ns = parse_duration(begin, what="--from")
     to_ns = None if end is None else parse_duration(end, what="--to")
-    results = run_all(cases_of(scenario, policy, sets, allowed))
+    results = running.run_all(running.cases_of(scenario, policy, sets, allowed))
     parts = []
     for result in results:
         facts = DerivedColumns(result.trace, result.policy)
@@ -229,7 +222,7 @@ def check(
     format = "json" if json else format
     done: list[Checked] = []
     for path in scenario_files(paths):
-        with progress(f"checking {path}"):
+        with running.progress(f"checking {path}"):
             results = list(check_file(path, allowed, new_values=update))
         done += results
         if format != "json":
