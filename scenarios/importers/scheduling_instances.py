@@ -54,8 +54,10 @@ class TextLine(NamedTuple):
 
     def wrong(self, expected: str) -> NoReturn:
         """Raise an error about the line."""
-        found = shorten(" ".join(self.words))
-        raise InputError(f"{self.path}: line {self.number}: should be {expected}, found {found!r}")
+        # A file of another form may hold what no message should show.
+        shown = all(re.fullmatch(r"[-+.\w]+", word, re.ASCII) for word in self.words)
+        found = f", found {shorten(' '.join(self.words))!r}" if shown else ""
+        raise InputError(f"{self.path}: line {self.number}: should be {expected}{found}")
 
     def numbers(self, expected: str) -> list[int]:
         """Return the numbers; raise if the line has anything else."""
