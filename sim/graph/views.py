@@ -109,10 +109,9 @@ def forwarding(graph: Graph) -> BoolArray:
     [False, False, True, True]
     """
     passed_on = np.zeros(graph.n_tensors, dtype=bool)
-    for kind in CONTROL_FLOW_KINDS & set(graph.kinds):
-        for op in np.flatnonzero(graph.is_kind(kind)).tolist():
-            outputs = graph.outputs.row(op)
-            passed_on[outputs if kind == "switch" else outputs[:1]] = True
+    for op in np.flatnonzero(graph.is_kind(*CONTROL_FLOW_KINDS)).tolist():
+        outputs = graph.outputs.row(op)
+        passed_on[outputs if graph.kind(op) == "switch" else outputs[:1]] = True
     return passed_on
 
 

@@ -27,14 +27,13 @@ of a communicator in one order, and the device runs them in that order.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from sim.base.arrays import LATEST_NS, UNSET, BoolArray, Codes, IntArray, by_first_use
+from sim.base.arrays import LATEST_NS, UNSET, BoolArray, Codes, Csr, IntArray, by_first_use
 from sim.base.errors import GraphError, InputError, hint
 from sim.base.options import whole_numbers
 from sim.base.units import format_bytes
@@ -301,14 +300,11 @@ def _check_ranks(graph: Graph, machine: Machine, c: Collectives) -> None:
 
     The order in which each rank issues them is known only at run time.
     """
-    entries: dict[int, list[int]] = defaultdict(list)  # of each seat, by signature
-    seat = c.seat.tolist()
-    for entry in np.lexsort((c.signature, c.seat)).tolist():
-        entries[seat[entry]].append(entry)
-    ranks: dict[int, list[list[int]]] = defaultdict(list)
-    for k, party in enumerate(c.party_of_seat.tolist()):
-        ranks[party].append(entries[k])
-    for party, of_rank in ranks.items():
+    n_seats, by_signature = len(c.party_of_seat), np.argsort(c.signature, kind="stable")
+    entries = Csr.group(c.seat[by_signature], by_signature, n_seats).lists()
+    seats = Csr.group(c.party_of_seat, np.arange(n_seats), len(c.members)).lists()
+    for party, of_party in enumerate(seats):
+        of_rank = [entries[seat] for seat in of_party]
         mine = of_rank[0]
         name = c.names[int(c.communicator[mine[0]])]
         devices = [machine.devices[int(c.device[theirs[0]])].name for theirs in of_rank]

@@ -294,10 +294,9 @@ class RunsInTurn:
         self.may_start, self.take_released = inner.may_start, inner.take_released
         self.find_unfinished, self.name = inner.find_unfinished, inner.name
         self._n = flow.n_nodes
-        of = sessions_of(job, flow)
-        self._session, self._batch = [session for session, _ in of], [batch for _, batch in of]
+        self._of = sessions_of(job, flow)
         self._batches: dict[object, int] = {}
-        for session, batch in of:
+        for session, batch in self._of:
             self._batches[session] = max(batch + 1, self._batches.get(session, 1))
         self._current: dict[object, int] = defaultdict(int)
         self._outstanding: dict[object, int] = defaultdict(int)  # tasks of the current run that are not over
@@ -321,7 +320,7 @@ class RunsInTurn:
         """Return what became eligible because `task` ended; `take_begun` has those of the next run."""
         now_ready = self._of_current(self.inner.on_end(task))
         if task.op < self._n:
-            session = self._session[task.op]
+            session, _ = self._of[task.op]
             self._outstanding[session] -= 1
             if not self._outstanding[session]:
                 self._current[session] += 1
@@ -340,8 +339,8 @@ class RunsInTurn:
             if task.op >= self._n:
                 out.append(task)
                 continue
-            session = self._session[task.op]
-            run = task.iteration * self._batches[session] + self._batch[task.op]
+            session, batch = self._of[task.op]
+            run = task.iteration * self._batches[session] + batch
             if run <= self._current[session]:  # less: a distant producer delayed it
                 self._outstanding[session] += 1
                 out.append(task)
