@@ -100,7 +100,11 @@ def _training(plan: TrainingPlan, told: Mapping[str, Any]) -> Section:
         shares = {what: ns / life["end_ns"] if life["end_ns"] else 0.0 for what, ns in spent_ns.items()}
         causes = _causes(life["interruptions_by_cause"])
         rows.append({**life, **shares, "recovery": name, "end": _long(life["end_ns"]), "by cause": causes})
-    return Section([f"training run: {machines}{_intervals(told['interval'])}"], [text_table(rows, columns)])
+    line = f"training run: {machines}"
+    if (found := told["interval"]) is not None:
+        mtbf, young, daly, best = (_long(found[f"{key}_ns"]) for key in ("mtbf", "young", "daly", "best"))
+        line += f"; a failure every {mtbf}: best saved every {best} (Daly {daly}, Young {young})"
+    return Section([line], [text_table(rows, columns)])
 
 
 def _experts(experts: Mapping[str, Any]) -> Section:
@@ -267,13 +271,6 @@ def folding_lines(told: Mapping[str, Any]) -> str:
     if len(into) > _MOST_FOLDED:
         lines.append(f"  ... and {len(into) - _MOST_FOLDED:,} more; --json has them all")
     return "\n".join(lines)
-
-
-def _intervals(found: Mapping[str, int] | None) -> str:
-    if found is None:
-        return ""
-    mtbf, young, daly, best = (_long(found[f"{key}_ns"]) for key in ("mtbf", "young", "daly", "best"))
-    return f"; a failure every {mtbf}: best saved every {best} (Daly {daly}, Young {young})"
 
 
 def _long(ns: int) -> str:

@@ -190,7 +190,7 @@ class Optimum:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``sim optimum --json`` prints; value and bound are in ns, of an energy in pJ."""
-        parts = OBJECTIVES[self.what].parts(self.base.trace.job)
+        parts, best = OBJECTIVES[self.what].parts(self.base.trace.job), self.cost(self.best)
         return {
             "schema": OPTIMUM_SCHEMA,
             "scenario": self.base.scenario,
@@ -198,7 +198,7 @@ class Optimum:
             "placement": "fixed" if self.placed else "free",
             "makespan_ns": self.best.trace.makespan_ns,
             "objective": self.what,
-            "value": self.cost(self.best) / parts,
+            "value": best / parts,
             "lower_bound": self.lower_bound / parts,
             "lower_bound_ns": self.lower_bound if self.what == "makespan" else None,
             "gap": self.gap,
@@ -211,17 +211,12 @@ class Optimum:
                 {
                     "policy": result.policy,
                     "makespan_ns": result.trace.makespan_ns,
-                    "above_best": self._above(result),
+                    "above_best": self.cost(result) / best - 1 if best and not self.unlike(result) else None,
                     "unlike": self.unlike(result),
                 }
                 for result in self.results
             ],
         }
-
-    def _above(self, result: Result) -> float | None:
-        if self.unlike(result) or not self.cost(self.best):
-            return None
-        return self.cost(result) / self.cost(self.best) - 1
 
 
 def find_optimum(
