@@ -99,10 +99,6 @@ PICTURES: Final = ("gantt", "links", "memory", "roofline", "timeline", "plot", "
 """Options that name the file of a picture or a page, or the folder of a report."""
 
 
-class Outputs(tuple[str, ...]):
-    """Default of a verb's parameter `files`: options that name files, which the verb gets as a mapping."""
-
-
 def as_command(
     verb: Callable[..., Any], *, ours: bool = True, at_once: bool = False, simulates: bool = False
 ) -> Callable[..., Any]:
@@ -111,7 +107,8 @@ def as_command(
     Parameters
     ----------
     verb : callable
-        If it has a parameter `allowed`, two options say what is allowed.
+        If it has a parameter `allowed`, two options say what is allowed. The default of a parameter `files`
+        lists options that name files, which the verb gets as a mapping.
     ours : bool
         Whether its docstring describes its options; otherwise typer's own do.
     at_once : bool

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import typer
 
 from scenarios.cli import running
-from scenarios.cli.options import Outputs
 from scenarios.cli.output import print_json, print_repeats, print_told
 from sim.base.errors import InputError
 from sim.base.plugins import NOTHING, Allowed
@@ -17,9 +16,18 @@ if TYPE_CHECKING:
     from scenarios.regression import Checked
 
 
-_OF_RUN: Final = Outputs(
-    ("gantt", "trace", "ops", "memory", "links", "roofline", "plan", "tuning", "timeline", "memory-trace")
-)
+_OF_RUN: Final = [
+    "gantt",
+    "trace",
+    "ops",
+    "memory",
+    "links",
+    "roofline",
+    "plan",
+    "tuning",
+    "timeline",
+    "memory-trace",
+]
 
 
 def run(
@@ -89,14 +97,11 @@ def run(
     running.finish(results, files, open_page, **charts)
 
 
-_OF_COMPARE: Final = Outputs(("gantt", "trace", "ops", "tuning", "pareto"))
-
-
 def compare(
     scenario: str,
     policy: list[str] | None = None,
     sets: list[str] | None = None,
-    files: Any = _OF_COMPARE,
+    files: Any = ("gantt", "trace", "ops", "tuning", "pareto"),
     open_page: bool = False,
     arrows: bool = False,
     critical_path: bool = False,
