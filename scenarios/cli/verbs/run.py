@@ -16,18 +16,10 @@ if TYPE_CHECKING:
     from scenarios.regression import Checked
 
 
-_OF_RUN: Final = [
-    "gantt",
-    "trace",
-    "ops",
-    "memory",
-    "links",
-    "roofline",
-    "plan",
-    "tuning",
-    "timeline",
-    "memory-trace",
-]
+_OF_RUN: Final = (
+    *("gantt", "trace", "ops", "memory", "links", "roofline", "plan"),
+    *("tuning", "timeline", "memory-trace"),
+)
 
 
 def run(
