@@ -305,19 +305,14 @@ class Side(NamedTuple):
 
 
 class _One(NamedTuple):
-    """The request for one side: `own` settings beside those of both, and whether its file is both sides."""
+    """The request for one side: its `own` settings, all of them, and whether its file is both sides."""
 
     path: str
     policy: str | None
     own: Sequence[str]
-    both: Sequence[str]
+    sets: Sequence[str]
     allowed: Allowed
     alone: bool
-
-    @property
-    def sets(self) -> list[str]:
-        """Settings of both sides, and then its own."""
-        return [*self.both, *self.own]
 
     @property
     def runs(self) -> bool:
@@ -362,7 +357,7 @@ def two_sides(
         else:
             of = (policies[0] if len(paths) == 2 or sets_a or sets_b else None, policies[0])
     a, b = (
-        _One(path, policy, own, sets, allowed, len(paths) == 1)
+        _One(path, policy, own, [*sets, *own], allowed, len(paths) == 1)
         for path, policy, own in zip((paths[0], paths[-1]), of, (sets_a, sets_b), strict=True)
     )
     kinds = _kind(a.path), _kind(b.path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -26,7 +25,7 @@ from scenarios.run.scenario import Case
 from scenarios.variants.variant import Row, Variant, Variants, WhatIfText, attempt
 from scenarios.workloads.graph_files import ImportedFile
 from sim.base.arrays import UNSET
-from sim.base.errors import InputError, UnknownNameError, error_path
+from sim.base.errors import InputError, UnknownNameError, error_path, in_file
 from sim.explain.communication import inside_ns
 from sim.explain.narration import names_around
 from sim.graph.graph import Graph
@@ -328,7 +327,7 @@ def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], given: Sequence[Varian
         A what-if given by the user cannot be applied; then nothing is tried.
     """
     for trial in given:
-        with name_what_if(trial.label):
+        with in_file(f"--also {trial.label}"):
             _with_notes(what_ifs, trial)
     base_ns = what_ifs.trace.makespan_ns
     yield _row(Variant(label="as recorded" if what_ifs.recorded_ns else "as it is"), base_ns, base_ns)
@@ -367,15 +366,6 @@ def _row(trial: Variant, base_ns: int, makespan_ns: int | None, *notes: str) -> 
         "other_saved_ns": None,
         "notes": [*notes],
     }
-
-
-@contextmanager
-def name_what_if(text: str) -> Iterator[None]:
-    """Name the what-if of the command line in errors raised in the block."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"--also {text}: {error}") from error
 
 
 def _with_notes(what_ifs: WhatIfs, trial: Variant) -> tuple[Case, list[str]]:

@@ -172,13 +172,13 @@ def _read_also(text: str) -> Variant:
     """Return a what-if from the command line."""
     from scenarios.file.yaml_read import read_yaml_text
     from scenarios.report.pictures import as_yaml_line
-    from scenarios.variants.what_ifs import name_what_if, read_what_if, what_if
+    from scenarios.variants.what_ifs import read_what_if, what_if
 
     value = read_yaml_text(text, f"--also {text}", places=False).plain()
     if not value or not all(isinstance(one, dict) for one in (value if isinstance(value, list) else [value])):
         told = "should be a what-if, as in --also 'remove: [softmax]', or a list of such"
         raise InputError(f"--also {text}: {told}")
-    with name_what_if(text):
+    with in_file(f"--also {text}"):
         read_what_if(value)
     return what_if(as_yaml_line(value), value)
 
