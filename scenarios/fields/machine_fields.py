@@ -25,12 +25,6 @@ from devices.describe.quantities import Name, Shorthand, Strict
 from sim.base.errors import InputError
 
 
-def _json_schema(row: Row) -> dict[str, Any]:
-    schema = dict(TYPES[row.type].schema)
-    kinds = f" ({', '.join(row.kinds)})" if row.kinds else ""
-    return {**schema, "description": f"{row.doc}{kinds}; as in {row.shown}"}
-
-
 def _check_row(row: Row) -> Any:
     """Return the type of a value: checked by the table's reader, but kept as it was written."""
 
@@ -40,7 +34,9 @@ def _check_row(row: Row) -> Any:
         TYPES[row.type].read(value)
         return value
 
-    return Annotated[Any, BeforeValidator(reader(check)), WithJsonSchema(_json_schema(row))]
+    kinds = f" ({', '.join(row.kinds)})" if row.kinds else ""
+    schema = {**TYPES[row.type].schema, "description": f"{row.doc}{kinds}; as in {row.shown}"}
+    return Annotated[Any, BeforeValidator(reader(check)), WithJsonSchema(schema)]
 
 
 def _model(

@@ -17,7 +17,7 @@ from devices.collectives.schedules import RING_ROUNDS
 from devices.machine import make_machine
 from devices.presets import machine_preset
 from sim.base.arrays import group_pairs
-from sim.base.errors import InputError
+from sim.base.errors import InputError, in_file
 from sim.base.units import format_bytes, round_half_up
 from sim.machine.communicators import Call
 from sim.machine.machine import Machine
@@ -148,10 +148,8 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> CollectiveRank
     if found is not None and over_a_host(machine, here) is None:
         return CollectiveRanks(found, (each,) * nodes)
     if nodes > 1:
-        try:
+        with in_file(f"--machine {preset} --nodes {nodes}"):
             machine = make_machine({"preset": preset, "nodes": nodes})
-        except InputError as error:
-            raise InputError(f"--machine {preset} --nodes {nodes}: {error}") from error
     of_node = group_pairs((node_of(machine.devices[k].name), k) for k in _accelerators(machine))
     devices = tuple(k for some in of_node.values() for k in some[:each])
     row = machine_preset(preset).get("topology", {}).get("shape", [1])[-1]
