@@ -27,7 +27,7 @@ from scenarios.builders.train.kernels import Attention, Product
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.training import Training
 from scenarios.file.document import Document
-from scenarios.workloads.calibrations import calibration_of, note_on_calibration, why_another_gpu
+from scenarios.workloads.calibrations import calibration_of, why_another_gpu
 from scenarios.workloads.pipeline_fields import PipelineFields, StageFields
 from sim.base.errors import InputError
 from sim.base.units import round_half_up
@@ -259,16 +259,6 @@ class StageMaker:
                 raise InputError(f"model.calibration: {why}; take the calibration of that GPU, or none")
             return found
         return on_device(device, model.dtype, model.bandwidth)
-
-    def note_on_times(self, device: Device) -> str | None:
-        """Return what the times of a model's stages leave out, the first on a device; None: nothing."""
-        model = self.fields.model
-        if model is None or model.calibration is not None:
-            return None
-        if model.rate is None:
-            return note_on_calibration(device, model.dtype)
-        note = "the optimizer takes no time beside a rate; optimizer: 10ms gives it one"
-        return None if self.fields.optimizer else note
 
     # -- layers, or the ops of a graph ------------------------------------------------------------------
 

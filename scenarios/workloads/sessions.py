@@ -98,10 +98,6 @@ class Sessions(Workload):
         first = next(iter(self.sessions.values())).intra_op_parallelism_threads
         return default if first is None else first
 
-    def asks_cost_models(self) -> bool:
-        """Whether any session asks cost models."""
-        return any(spec.workload.asks_cost_models() for spec in self.sessions.values())
-
     def build(self, document: Document, machine: Machine) -> Graph:
         """Return the graphs of all sessions as one."""
         built = {}
