@@ -35,42 +35,6 @@ from sim.export.tables import size
 from sim.graph.graph import Graph
 from sim.trace import Trace
 
-# ----------------------------------------------------------------------------------------------------------
-# Sharding over fewer ranks (HSDP): which of them share one copy.
-#
-#     fsdp over 6,400 ranks    a ring of 6,399 hops per gather, however few bytes each rank has
-#     shard: 64                rings of 63, and sums of a 64th of the gradients over 100 copies
-
-
-def shards(training: Training) -> Iterator[Training]:
-    """Yield the training with FSDP over fewer ranks: a whole node's, then twice as many each time."""
-    layout = training.layout
-    ranks, n = layout.dp * layout.cp, layout.node
-    while n < ranks:
-        try:
-            yield replace(training, layout=replace(layout, sharding="fsdp", shard=n))
-        except InputError:  # does not divide the ranks
-            return
-        n *= 2
-
-
-def fastest_shard(training: Training) -> Training | None:
-    """Return the training with the HSDP size that fits and communicates least, or None if none fits."""
-    apart = sorted((each for each in shards(training) if each.parameters_apart), key=_communication_ns)
-    return next(filter(_fits, apart), None)  # lazily: each check of memory simulates a step
-
-
-def _fits(training: Training) -> bool:
-    limit = training.memory
-    return limit is None or fullest(training, step_trace(training)) <= limit
-
-
-def _communication_ns(training: Training) -> float:
-    """Return the time of a layer's collectives: two gathers, and the sum of its gradients."""
-    layers = (training.timed_part(unit) for unit in training.each_stage[0].units if unit.boundary)
-    parameters = max(of.parameters - of.expert_parameters for of in layers)
-    return 2 * training.gather_ns(parameters) + sum(training.scatter_ns(parameters))
-
 
 def peaks_of(training: Training, trace: Trace) -> list[dict[str, Any]]:
     """Return the peak memory of each pipeline rank in the run of a step, by purpose, and when it is."""
@@ -201,16 +165,12 @@ def _notes(training: Training) -> list[str]:
         notes.append(
             "overlap: dp has no effect here: sharded parameters and gradients pass beside layers anyway"
         )
-    if layout.pp > 1 and layout.sharding in _IN_A_PIPELINE:
-        notes.append(_IN_A_PIPELINE[layout.sharding])
+    if layout.pp > 1 and layout.sharding == "fsdp":
+        notes.append(
+            "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it "
+            "takes the time and the memory of zero-1; zero-2 holds less, and sends more"
+        )
     return notes
-
-
-_IN_A_PIPELINE: Final = {
-    "zero-2": "zero-2 in a pipeline: DeepSpeed's pipeline engine refuses it, other systems may not",
-    "fsdp": "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it "
-    "takes the time and the memory of zero-1; zero-2 holds less, and sends more",
-}
 
 
 def dispatcher_notes(training: Training) -> list[str]:
@@ -304,8 +264,7 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
 #     of those that fit: the one with the fastest step
 #
 # A change of tp, cp or pp takes its ranks from dp, so that the size of the cluster and the global batch
-# stay the same. Sharding over fewer ranks (HSDP) counts as one setting: of the sizes that fit, the one that
-# communicates least.
+# stay the same.
 
 _LEAN: Final = ("1f1b", "interleaved-1f1b", "v-half", "v-min")
 """Schedules that start backwards early, each with fewer activations in flight than the one before."""
@@ -338,12 +297,13 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Callable[[], Training]]]]
     # zero-3 is kept if it is given, but not proposed
     after = SHARDINGS[SHARDINGS.index(layout.sharding) + 1 : -1]
     yield [(f"parallel.sharding: {name}", partial(laid_out, sharding=name)) for name in after]
+    nodes = [layout.node * 2**k for k in range(20)]  # HSDP: a copy on a node, on twice as many, ...
+    wider = [n for n in nodes if layout.shard < n < layout.dp * layout.cp]
     if layout.shard:
-        more = [each.layout.shard for each in shards(of) if each.layout.shard > layout.shard]
-        yield [(f"parallel.shard: {n or 'all'}", partial(laid_out, shard=n)) for n in (*more, 0)]
-    elif (best := fastest_shard(of)) is not None:
-        n = best.layout.shard
-        yield [(f"parallel: sharding: fsdp, shard: {n}", partial(laid_out, sharding="fsdp", shard=n))]
+        yield [(f"parallel.shard: {n or 'all'}", partial(laid_out, shard=n)) for n in (*wider, 0)]
+    elif of.stages == 1:
+        what = "parallel: sharding: fsdp, shard"
+        yield [(f"{what}: {n}", partial(laid_out, sharding="fsdp", shard=n)) for n in wider]
     parts = [layout.ep * n for n in powers] if of.model.experts else []
     yield [(f"parallel.ep: {ep}", partial(laid_out, ep=ep)) for ep in parts]
     for dimension in ("tp", "cp", "pp"):

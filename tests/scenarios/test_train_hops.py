@@ -11,14 +11,12 @@ from devices.collectives.nccl_tuner import GENERATIONS, PROTOCOLS, NcclTuner
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.layout import ParallelLayout
-from scenarios.builders.train.step import step_ns, step_trace
+from scenarios.builders.train.step import step_trace
 from scenarios.builders.train.training import Training
 from scenarios.workloads.calibrations import named_calibration
 from scenarios.workloads.train_report import (
     changes_that_fit,
-    fastest_shard,
     fullest,
-    shards,
 )
 
 HOPS = NodeFabrics(*(Fabric(latency_ns={"default": ns}) for ns in (1e3, 10e3)))
@@ -89,15 +87,6 @@ def training(sequence: int = 2048, **layout: object) -> Training:
         batch=6400,
         memory=calibration.memory,
     )
-
-
-def test_the_fastest_shard_is_found_without_running_steps() -> None:
-    whole = training()
-    best = fastest_shard(whole)
-    assert best is not None
-    tried = {each.layout.shard: step_ns(each) for each in shards(whole)}
-    assert list(tried) == [8, 16, 32, 64, 128, 256]
-    assert tried[best.layout.shard] <= 1.01 * min(tried.values())
 
 
 def test_hsdp_is_a_single_change_that_fits() -> None:
