@@ -26,7 +26,7 @@ from devices.describe.field_types import Bandwidth, Bytes, Duration, fault, quan
 from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Whole
 from scenarios.fields.fault_fields import CountedFields, EventFields, need_own_names
 from scenarios.fields.policy_fields import AnyChoice, Slowness
-from scenarios.file.document import Document, Loc
+from scenarios.file.document import Document
 from scenarios.training_run.plan import Checkpoints, Detection, Failure, SlowDown, TrainingPlan
 from sim.base.arrays import MOST_BUILT
 from sim.base.errors import InputError, error_path
@@ -242,7 +242,7 @@ class TrainingRun(Strict):
             raise fault("names a policy twice", ("recovery",))
         return self
 
-    def plan(self, step_ns: int, document: Document, loc: Loc = ("training_run",)) -> TrainingPlan:
+    def plan(self, step_ns: int, document: Document) -> TrainingPlan:
         """Return the plan in ns, with steps of `step_ns`.
 
         Raises
@@ -250,7 +250,7 @@ class TrainingRun(Strict):
         ScenarioError
             A file of causes cannot be read.
         """
-        with document.placing(*loc, "failures"):
+        with document.placing("training_run", "failures"):
             failures = tuple(self._failures(document))
         each = self.workers // (self.replicas or self.workers)
         return TrainingPlan(

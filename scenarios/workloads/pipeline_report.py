@@ -122,31 +122,22 @@ def band_of_tensors(trace: Trace) -> IntArray:
     made = np.flatnonzero(producer != UNSET)
     op = producer[made]
     k = made - graph.first_output[op]
-    again = np.zeros(len(graph), dtype=bool)
-    unread = np.ones(graph.n_tensors, dtype=bool)
+    recomputes = np.array([*(name == "R" for name in graph.phases), False])[graph.phase_code]
+    unread, checkpoint = np.ones(graph.n_tensors, dtype=bool), np.zeros(graph.n_tensors, dtype=bool)
     unread[graph.inputs.indices] = False
+    checkpoint[graph.inputs.indices[recomputes[graph.inputs.rows()]]] = True
     for phase, name in enumerate(graph.phases):
         here = graph.phase_code[op] == phase
         if name == "F" or "+" in name:  # in an overlapped pair the forward comes first
-            band[made[here & (k == 1)]] = _INPUTS
+            second, more = made[here & (k == 1)], made[here & (k > 2)]
+            band[second] = np.where(checkpoint[second], _INPUTS, _ACTIVATIONS)  # I frees the others
             band[made[here & (k == 2)]] = _ACTIVATIONS
-            band[made[here & (k > 2)]] = np.where(unread[made[here & (k > 2)]], _WORKING, _SKIPS)
+            band[more] = np.where(unread[more], _WORKING, _SKIPS)
         elif name == "R":
-            band[made[here & (k > 0)]] = np.where(unread[made[here & (k > 0)]], _WORKING, _RECOMPUTED)
-            again[op[here]] = True
+            more = made[here & (k > 0)]
+            band[more] = np.where(unread[more], _WORKING, _RECOMPUTED)
         if "B" in name or "I" in name:  # their other outputs, gradients of skips, are read
             band[made[here & (k > 0) & unread[made]]] = _WORKING
-    return _without_recompute(trace, band, made[k == 1], again)
-
-
-def _without_recompute(trace: Trace, band: IntArray, second: IntArray, again: IntArray) -> IntArray:
-    """Count the second output of a forward that is not recomputed as activations: I frees it."""
-    graph = trace.job.graph
-    reader = graph.inputs.rows()
-    by_recompute = np.zeros(graph.n_tensors, dtype=bool)
-    by_recompute[graph.inputs.indices[again[reader]]] = True
-    plain = second[(band[second] == _INPUTS) & ~by_recompute[second]]
-    band[plain] = _ACTIVATIONS
     return band
 
 
