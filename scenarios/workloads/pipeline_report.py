@@ -38,7 +38,7 @@ from policies.pipeline.custom import from_programs
 from policies.pipeline.evaluate import closed_form, peak_activations
 from policies.pipeline.pipeline_schedule import PHASES, Overlap, Schedule, Slot, parse_action
 from scenarios.builders.pipeline_stage import RESIDENT, PlacedPipeline
-from sim.base.arrays import UNSET, IntArray
+from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.base.errors import OutOfMemoryError
 from sim.base.intervals import Cover, most_in_use, union
 from sim.base.units import NS_PER_S
@@ -47,6 +47,7 @@ from sim.explain.derived import DerivedColumns
 from sim.explain.makespan_breakdown import WaitWalk
 from sim.explain.memory_use import Lifetimes, lifetimes
 from sim.export.tables import size
+from sim.graph.graph import Graph
 from sim.trace import Trace
 
 
@@ -112,6 +113,13 @@ working is what else an op needs while it runs."""
 _BUFFERS, _ACTIVATIONS, _INPUTS, _RECOMPUTED, _SKIPS, _WORKING = range(len(RESIDENT) - 1, len(BANDS))
 
 
+def read_by(graph: Graph, ops: BoolArray) -> BoolArray:
+    """Return, for each tensor, whether one of these ops reads it."""
+    found = np.zeros(graph.n_tensors, bool)
+    found[graph.inputs.indices[ops[graph.inputs.rows()]]] = True
+    return found
+
+
 def band_of_tensors(trace: Trace) -> IntArray:
     """Return the band (an index into `BANDS`) of every tensor of a pipeline's graph."""
     graph = trace.job.graph
@@ -123,9 +131,7 @@ def band_of_tensors(trace: Trace) -> IntArray:
     op = producer[made]
     k = made - graph.first_output[op]
     recomputes = np.array([*(name == "R" for name in graph.phases), False])[graph.phase_code]
-    unread, checkpoint = np.ones(graph.n_tensors, dtype=bool), np.zeros(graph.n_tensors, dtype=bool)
-    unread[graph.inputs.indices] = False
-    checkpoint[graph.inputs.indices[recomputes[graph.inputs.rows()]]] = True
+    unread, checkpoint = ~read_by(graph, recomputes | True), read_by(graph, recomputes)
     for phase, name in enumerate(graph.phases):
         here = graph.phase_code[op] == phase
         if name == "F" or "+" in name:  # in an overlapped pair the forward comes first

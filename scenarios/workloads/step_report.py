@@ -28,7 +28,7 @@ from policies.parallel.rank_grid import REPLICAS
 from policies.parallel.training_step import LINEAR
 from policies.rewrite.backward import OPTIMIZERS
 from scenarios.builders.train.memory import PARTS
-from scenarios.workloads.pipeline_report import BANDS, memory_peaks
+from scenarios.workloads.pipeline_report import BANDS, memory_peaks, read_by
 from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.base.intervals import union
 from sim.base.units import NS_PER_S, round_half_up
@@ -203,15 +203,11 @@ def use_of_tensors(trace: Trace) -> IntArray:
     graph = trace.job.graph
     use = {name: BANDS.index(name) for name in BANDS}
     found = np.full(graph.n_tensors, use["working"])
-    producer, reader = graph.tensor_producer, graph.inputs.rows()
+    producer = graph.tensor_producer
     updates, passes_on = graph.is_kind(*OPTIMIZERS), moving_ops(trace.job) | graph.is_kind(*_COPIES)
     forward = graph.phase_code == graph.phases.index("F")
     made = producer != UNSET
-    later, of_update = np.zeros(graph.n_tensors, bool), np.zeros(graph.n_tensors, bool)
-    later[graph.inputs.indices[~forward[reader]]] = True
-    of_update[graph.inputs.indices[updates[reader]]] = True
-    others = np.zeros(graph.n_tensors, bool)
-    others[graph.inputs.indices[~updates[reader]]] = True
+    later, of_update, others = (read_by(graph, ops) for ops in (~forward, updates, ~updates))
 
     made_by_forward, moved = made & forward[producer], made & passes_on[producer]
     found[moved] = use["buffers"]
