@@ -27,7 +27,12 @@ from scenarios.builders.train.kernels import Attention, Product
 from scenarios.builders.train.layout import ParallelLayout
 from scenarios.builders.train.training import Training
 from scenarios.file.document import Document
-from scenarios.workloads.calibrations import calibration_of, why_another_gpu
+from scenarios.workloads.calibrations import (
+    calibration_for,
+    calibration_of,
+    note_on_calibration,
+    why_another_gpu,
+)
 from scenarios.workloads.pipeline_fields import PipelineFields, StageFields
 from sim.base.errors import InputError
 from sim.base.units import round_half_up
@@ -259,6 +264,16 @@ class StageMaker:
                 raise InputError(f"model.calibration: {why}; take the calibration of that GPU, or none")
             return found
         return on_device(device, model.dtype, model.bandwidth)
+
+    def note_on_times(self, stages: Sequence[PipelineStage], device: Device) -> str | None:
+        """Return how far times by a cost model are from those of a calibration fitted to published steps."""
+        model = self.fields.model
+        if model is None or not model.by_device or (found := calibration_for(device, model.dtype)) is None:
+            return None
+        fitted = _training(self.fields, len(stages), found).pipeline_stages
+        longer, mine = (of[0].times.of("F") + of[0].times.of("B") for of in (fitted, stages))
+        note = note_on_calibration(device, model.dtype)
+        return f"{note}; a stage takes {longer / mine:.2f} times as long with it"
 
     # -- layers, or the ops of a graph ------------------------------------------------------------------
 

@@ -30,7 +30,6 @@ from policies.pipeline.registry import MOST_SLOTS, default_chunks, generate, opt
 from scenarios.builders.pipeline_graph import crossings, pipeline_graph, plain_machine
 from scenarios.builders.pipeline_stage import Around, check_schedule, search_options
 from scenarios.file.document import Document, Loc
-from scenarios.workloads.calibrations import note_on_calibration
 from scenarios.workloads.pipeline_fields import PipelineFields
 from scenarios.workloads.pipeline_report import PipelineOnDevices
 from scenarios.workloads.pipeline_stages import StageMaker, Stages
@@ -168,8 +167,7 @@ def _work(make: StageMaker, policy: PolicyFields) -> Work:
         told = on_devices.report(trace)
         if fields.batch is not None:
             told["pipeline"]["batch"] = fields.batch
-        of = fields.model
-        return {**told, "note": note_on_calibration(first, of.dtype) if of and of.by_device else None}
+        return {**told, "note": make.note_on_times(stages.each, first)}
 
     return Work(graph, machine, report, on_devices.check_memory)
 
