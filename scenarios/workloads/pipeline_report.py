@@ -27,7 +27,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from operator import itemgetter
 from typing import Any, Final
@@ -37,7 +38,7 @@ import numpy as np
 from policies.pipeline.custom import from_programs
 from policies.pipeline.evaluate import closed_form, peak_activations
 from policies.pipeline.pipeline_schedule import PHASES, Overlap, Schedule, Slot, parse_action
-from scenarios.builders.pipeline_stage import RESIDENT, PlacedPipeline
+from scenarios.builders.pipeline_stage import RESIDENT, PipelineStage, PlacedPipeline
 from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.base.errors import OutOfMemoryError
 from sim.base.intervals import Cover, most_in_use, union
@@ -201,8 +202,17 @@ def _at_peak(lives: Lifetimes, band: IntArray, device: int) -> tuple[int, dict[s
 # ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class PipelineOnDevices(PlacedPipeline):
-    """A pipeline that says what its runs were like, and whether they fit."""
+    """A pipeline that says what its runs were like, and whether they fit.
+
+    Attributes
+    ----------
+    others : callable
+        Makes the stages under other settings, each with the setting in words, the cheapest first.
+    """
+
+    others: Callable[[], Sequence[tuple[str, Sequence[PipelineStage]]]] = tuple
 
     def _numbers(self, trace: Trace) -> list[int]:
         return [trace.job.machine.device_index(name) for name in self.devices]
@@ -235,21 +245,30 @@ class PipelineOnDevices(PlacedPipeline):
         )
 
     def _help(self, over: int, limit: int, bands: Mapping[str, int], rank: int) -> str:
-        """Say what would make it fit."""
+        """Say what would make it fit; partial recomputation comes before full recomputation."""
         resident = sum(bands.get(name, 0) for name in RESIDENT)
         if resident > limit:
             return (
                 f"what stays the whole time is too much by {size(resident - limit)}; it would take more "
                 "stages, sharded optimizer state, or larger memory"
             )
-        mine = [self.stages[s] for s in self.schedule.stages_of(rank)]
-        one = max(stage.activation_nbytes for stage in mine)
+        mine, stages = self.schedule.stages_of(rank), self.stages
+        one = max(stages[s].activation_nbytes for s in mine)
         advice = []
         if one and (held := bands.get("activations", 0)):
+            for what, changed in self.others():
+                saved = max(
+                    held // one * (stages[s].activation_nbytes - changed[s].activation_nbytes)
+                    + min(0, stages[s].working_nbytes - changed[s].working_nbytes)
+                    for s in mine
+                )
+                if saved >= over:
+                    advice.append(what)
+                    break
             fewer = math.ceil(over / one)
             if held // one > fewer:
                 advice.append(f"{fewer} fewer micro-batch{'es' if fewer > 1 else ''} in flight")
-            checkpointed = held // one * max(stage.input_nbytes for stage in mine) + one
+            checkpointed = held // one * max(stages[s].input_nbytes for s in mine) + one
             if held - checkpointed >= over:
                 advice.append("checkpoint: always (recomputation)")
         advice.append(f"{size(over)} more memory")

@@ -275,6 +275,26 @@ class StageMaker:
         note = note_on_calibration(device, model.dtype)
         return f"{note}; a stage takes {longer / mine:.2f} times as long with it"
 
+    def smaller(self, stages: int) -> list[tuple[str, list[PipelineStage]]]:
+        """Return a model's stages under settings that keep less, the cheapest first; ignore their times.
+
+        If attention keeps its scores, first comes a fused kernel, then what selective recomputation drops
+        (Korthikanti et al., arXiv 2205.05198, section 4); last, every layer is recomputed.
+        """
+        model = self.fields.model
+        if model is None:
+            return []
+        settings = [("attention", "flash")] if model.attention == "eager" else []
+        if settings and model.recompute == "none":
+            settings.append(("recompute", "selective"))
+        if model.recompute != "full":
+            settings.append(("recompute", "full"))
+        found = []
+        for key, value in settings:
+            of = self.fields.model_copy(update={"model": model.model_copy(update={key: value})})
+            found.append((f"model.{key}: {value}", _training(of, stages, at_rate(1)).pipeline_stages))
+        return found
+
     # -- layers, or the ops of a graph ------------------------------------------------------------------
 
     def _cut(self, chunks: int) -> Stages:

@@ -161,7 +161,8 @@ def _work(make: StageMaker, policy: PolicyFields) -> Work:
         machine = replace(machine, links=(), network=None)
     first = machine.devices[machine.device_index(devices[schedule.rank_of(0, 0)])]
 
-    on_devices = PipelineOnDevices(schedule, stages.each, devices, around)
+    others = partial(make.smaller, len(stages.each))
+    on_devices = PipelineOnDevices(schedule, stages.each, devices, around, others)
 
     def report(trace: Trace) -> dict[str, Any]:
         told = on_devices.report(trace)

@@ -192,11 +192,20 @@ def test_the_calibration_of_another_gpu_is_refused() -> None:
         )
 
 
-def test_nobody_is_told_to_have_no_micro_batch_at_all() -> None:
+@pytest.mark.parametrize(
+    ("micro_batch", "said"),
+    [
+        (16, "it would fit with model.attention: flash, or"),
+        (40, "it would fit with model.recompute: full, or"),
+    ],
+)
+def test_what_would_make_it_fit(micro_batch: int, said: str) -> None:
+    """What costs least comes first; nobody is told to have no micro-batch at all."""
     text = (
         "machine: {preset: dgx-h100}\npolicy: 1f1b\nworkload: {pipeline: {ranks: 1, micro_batches: 1, model: "
-        f"{{{SIZES}, sequence: 2048, micro_batch: 16, attention: eager}}}}}}"
+        f"{{{SIZES}, sequence: 2048, micro_batch: {micro_batch}, attention: eager}}}}}}"
     )
     with pytest.raises(OutOfMemoryError) as error:
         ran(text)
-    assert "it would fit with 35.77 GiB more memory" in str(error.value)
+    assert said in str(error.value)
+    assert "fewer micro-batch" not in str(error.value)
