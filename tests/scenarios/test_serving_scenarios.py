@@ -24,7 +24,7 @@ from scenarios.report.compare import Comparison
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import read_scenario
 from scenarios.serving.engine import Serve
-from scenarios.serving.lateness import Lateness
+from scenarios.serving.serving_report import Lateness
 from scenarios.serving.step_cost import GRAPH_SIZES, ModelStep, TableStep, interpolate
 from scenarios.variants.optimum import find_optimum
 from scenarios.workloads.calibrations import named_calibration
