@@ -318,21 +318,21 @@ class TaskGraph:
         rate = parse_bandwidth(bandwidth, what="bandwidth")
         per_edge = 2 if communication == "yes" else 1
         lines = lines_of(path, read_text(path))
-        if not lines or len(lines[0].words) != 1:
+        if not lines or len(lines[0].words) != 1 or _NUMBER.fullmatch(lines[0].words[0]) is None:
             raise InputError(f"{path}: not a task graph (its first line should be the number of tasks)")
-        (count,) = lines[0].numbers("the number of tasks")
         tasks = [_task(line, per_edge) for line in lines[1:]]
+        count = Fraction(lines[0].words[0])
         if len(tasks) not in (count, count + 2):  # the two dummies are usually not counted
             raise InputError(f"{path}: {count} tasks are announced (and two dummies), {len(tasks)} are there")
-        outputs: dict[int, list[int]] = {task: [] for task, _, _ in tasks}
-        edges: dict[int, list[str]] = {task: [] for task, _, _ in tasks}
+        outputs: dict[Fraction, list[int]] = {task: [] for task, _, _ in tasks}
+        edges: dict[Fraction, list[str]] = {task: [] for task, _, _ in tasks}
         for task, _, before in tasks:
             for other, time in before:
                 if other not in outputs:
                     raise GraphError(f"{path}: task {task} comes after task {other}, which is not there")
                 if communication == "yes":
                     edges[task].append(f"{other}:{len(outputs[other])}")
-                    outputs[other].append(round_half_up(Fraction(time * unit_ns * rate, NS_PER_S)))
+                    outputs[other].append(round_half_up(time * unit_ns * rate / NS_PER_S))
                 else:
                     edges[task].append(str(other))
         builder = GraphBuilder(stem(path, ".stg"))
@@ -340,16 +340,21 @@ class TaskGraph:
         with in_file(path):
             for task, time, _ in tasks:
                 facts: dict[str, Any] = {reads: edges[task], "outputs": outputs[task]}
-                builder.op(str(task), kind="task", duration_ns=time * unit_ns, **facts)
+                builder.op(str(task), kind="task", duration_ns=round_half_up(time * unit_ns), **facts)
             return builder.build()
 
 
-def _task(line: TextLine, per_edge: int) -> tuple[int, int, list[tuple[int, int]]]:
+_NUMBER: Final = re.compile(r"\d{1,30}(\.\d{1,30})?", re.ASCII)
+
+
+def _task(line: TextLine, per_edge: int) -> tuple[Fraction, Fraction, list[tuple[Fraction, Fraction]]]:
     """Return task, time and (predecessor, communication time) of each predecessor."""
-    expected = "TASK TIME N PREDECESSOR" + (" TIME" if per_edge == 2 else "") + " ..."
-    values = line.numbers(expected)
-    if len(values) < 3 or len(values) != 3 + per_edge * values[2]:
-        line.wrong(expected)
+    for word in line.words:
+        if _NUMBER.fullmatch(word) is None:
+            raise InputError(f"{line.path}: line {line.number}: {shorten(word)!r} is no number from 0")
+    values = [*map(Fraction, line.words)]
+    if len(values) < 3 or len(values) != 3 + per_edge * values[2] or values[0].denominator > 1:
+        line.wrong("TASK TIME N" + (" PREDECESSOR" if per_edge == 1 else " PREDECESSOR TIME") + " ...")
     rest = values[3:]
-    times = rest[1::2] if per_edge == 2 else [0] * len(rest)
+    times = rest[1::2] if per_edge == 2 else [Fraction(0)] * len(rest)
     return values[0], values[1], list(zip(rest[::per_edge], times, strict=True))
