@@ -91,7 +91,7 @@ def test_what_does_not_hold_is_said(tmp_path: Path) -> None:
         "schedule is not that of golden.csv",
         "  of 3 ops in both 2 start at another time",
         "  the first to move is 'a', which starts at 0 ns, not 5 us:",
-        "    in golden.csv at 0 ns 'a' is ready, and cpu0/w0 executes 'c' first",
+        "    in golden.csv at 0 ns 'a' is ready, and its issuer is busy",
     ]
 
 

@@ -136,13 +136,13 @@ def test_ranks_hold_their_part_and_what_is_gathered() -> None:
     of = training(SMALL)
     (peak,) = peaks_of(of, step_trace(of))
     share = -(-of.each_stage[0].parameters // 16)
-    assert [peak.parts[name] for name in ("parameters", "gradients", "optimizer state")] == [
+    assert [peak["memory_bytes"][name] for name in ("parameters", "gradients", "optimizer state")] == [
         2 * share,
         4 * share,
         12 * share,
     ]
     gathered = 2 * of.each_stage[0].parameters  # all of it is there at once
-    assert peak.parts["buffers"] == of.buffers(of.schedule)[0] + gathered + 2 * 4 * 500_000_000
+    assert peak["memory_bytes"]["buffers"] == of.buffers(of.schedule)[0] + gathered + 2 * 4 * 500_000_000
 
 
 def test_zero_3_takes_no_pipeline() -> None:
