@@ -28,6 +28,9 @@ from sim.faults import MOST_FAILURES, FaultEvent, arrivals
 
 _NEVER: Final = 2**62
 
+_MOST_IN_VAIN: Final = 10_000
+"""Restarts from the same step after which a run without a time limit is given up."""
+
 
 def live(
     plan: TrainingPlan, recovery: Recovery, seed: int = 0, coming: Iterator[FaultEvent] | None = None
@@ -45,7 +48,8 @@ def live(
     Raises
     ------
     RunError
-        More than a million failures, more than 146 years, or no machine is left to wait for.
+        More than a million failures, 10,000 in a row before the next checkpoint, more than 146 years, or no
+        machine is left to wait for.
 
     Examples
     --------
@@ -106,6 +110,7 @@ class _Run:
         self.saved = (0, 0)  # step and work of the last checkpoint
         self.writing: tuple[int, int, int] | None = None  # step and work of a checkpoint, when it is written
         self.since_step = self.since_ns = 0  # of the last checkpoint or restart
+        self.again = (0, 0)  # the step of the last restart, and how many in a row came back to it
         self.failed: Failure | None = None
         own = [Own(0, machine, "spare") for machine in range(plan.workers, plan.machines)]
         causes = dict.fromkeys((cause.name for cause in plan.failures), 0)
@@ -304,6 +309,10 @@ class _Run:
             self._note_written()
             self.writing = None
             step, work_ns = self.saved
+            self.again = (step, self.again[1] + 1 if step == self.again[0] else 1)
+            if self.plan.limit_ns is None and self.again[1] > _MOST_IN_VAIN:
+                message = f"{_MOST_IN_VAIN:,} failures in a row come before a checkpoint after step {step:,}"
+                raise RunError(f"training_run: {message}; it may never be reached")
             self.life.lost_ns += self.work_ns - work_ns
             self.step, self.saved = step, (step, self.work_ns)
             undetected_ns = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, pairwise
 from math import exp, log
@@ -585,6 +586,15 @@ def test_a_run_that_never_gets_far_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     plan = TrainingPlan(100, 1, None, 1, failures=(Failure("any", mtbf_ns=Fraction(1)),))
     with pytest.raises(RunError, match="after 1,000 failures 0 steps are done"):
         live(plan, RestartJob())
+
+
+def test_a_run_that_always_restarts_from_one_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scenarios.training_run.lifecycle._MOST_IN_VAIN", 20)
+    often = broken(*((15 + 8 * k, 0) for k in range(100)))
+    plan = TrainingPlan(10, 10, None, 1, checkpoints=Checkpoints(every_steps=1), failures=often)
+    with pytest.raises(RunError, match="20 failures in a row come before a checkpoint after step 1"):
+        live(plan, RestartJob())
+    assert live(replace(plan, limit_ns=500), RestartJob()).steps == 1  # such a run ends by itself
 
 
 def test_a_run_that_takes_centuries_is_told() -> None:
