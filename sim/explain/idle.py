@@ -175,7 +175,6 @@ def _pieces(f: DerivedColumns) -> IdlePieces:
         parts.append(_part(device, begin, length, reason, row))
     pieces = IdlePieces(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     order = np.lexsort((pieces.reason, pieces.start_ns, pieces.device))
-    order = order[pieces.length_ns[order] > 0]
     return IdlePieces(*(column[order] for column in pieces))
 
 
@@ -249,7 +248,9 @@ def held_up(
 
 
 def _part(device: IntArray, start: IntArray, length: IntArray, reason: str, row: IntArray) -> IdlePieces:
-    return IdlePieces(device, start, length, np.full(len(row), REASONS.index(reason)), row)
+    some = length > 0
+    code = np.full(np.count_nonzero(some), REASONS.index(reason))
+    return IdlePieces(device[some], start[some], length[some], code, row[some])
 
 
 def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
