@@ -138,26 +138,25 @@ def write_found(path: str, case: Case, trace: Trace, *, own: bool, expect: Any, 
     document, schedule = case.scenario.document, case.decisions.schedule
     found: Any = {key: value for key, value in document.root.plain().items() if key not in left_out}
     beside: list[Path] = []
-    if own:
-        pass
-    elif schedule is None:
-        beside = [plan := Path(path).with_suffix(".plan.json")]
-        write_text(plan, trace.plan().to_json())
-        replay, follows = {"name": "replay", "file": plan.name}, case.decisions.policy.synchronisation
-        found["policy"] = {**replay, "synchronisation": follows, "placement": replay, "streams": replay}
-        if case.decisions.compile:
-            beside.append(graph := Path(path).with_suffix(".graph.json"))
-            write_graph(trace.job.graph, graph)
-            found["workload"] = {"graph": graph.name}
-    elif schedule.name != "custom" and isinstance(case.decisions.linearize, AsWritten):
-        found["policy"] = schedule.model_dump(exclude_unset=True)
-    else:
-        beside = [plan := Path(path).with_suffix(".csv")]
-        order = order_of_slots(trace, case.work.report(trace)["pipeline"]["devices"])
-        write_text(plan, to_csv(order))
-        chunks = {"chunks": order.chunks} if "pipeline" in found["workload"] else {}
-        replicas = {"replicas": True} if len(order.placements) > 1 else {}
-        found["policy"] = {"name": "custom", "file": plan.name, **chunks, **replicas}
+    if not own:
+        if schedule is None:
+            beside = [plan := Path(path).with_suffix(".plan.json")]
+            write_text(plan, trace.plan().to_json())
+            replay, follows = {"name": "replay", "file": plan.name}, case.decisions.policy.synchronisation
+            found["policy"] = {**replay, "synchronisation": follows, "placement": replay, "streams": replay}
+            if case.decisions.compile:
+                beside.append(graph := Path(path).with_suffix(".graph.json"))
+                write_graph(trace.job.graph, graph)
+                found["workload"] = {"graph": graph.name}
+        elif schedule.name != "custom" and isinstance(case.decisions.linearize, AsWritten):
+            found["policy"] = schedule.model_dump(exclude_unset=True)
+        else:
+            beside = [plan := Path(path).with_suffix(".csv")]
+            order = order_of_slots(trace, case.work.report(trace)["pipeline"]["devices"])
+            write_text(plan, to_csv(order))
+            chunks = {"chunks": order.chunks} if "pipeline" in found["workload"] else {}
+            replicas = {"replicas": True} if len(order.placements) > 1 else {}
+            found["policy"] = {"name": "custom", "file": plan.name, **chunks, **replicas}
     found["expect"] = expect
 
     def new_case() -> Case:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -295,6 +296,7 @@ def lives(f: DerivedColumns, op: str) -> list[TaskLife]:
     f : DerivedColumns
         Executions that overlap its time from data to end count.
     op : str
+        If there are several iterations, ``a[2]`` is one of them.
 
     Raises
     ------
@@ -303,7 +305,10 @@ def lives(f: DerivedColumns, op: str) -> list[TaskLife]:
     InputError
         The op exists but did not execute there.
     """
-    here = f.counts & (f.trace.tasks["op"] == f.job.graph.index(op))
+    several, tasks = f.job.iterations > 1 and op not in f.job.graph.op_names, f.trace.tasks
+    one = re.fullmatch(r"(.+)\[(\d+)\]", op) if several else None
+    here = f.counts & (tasks["op"] == f.job.graph.index(one[1] if one else op))
+    here &= tasks["iteration"] == int(one[2]) if one else True
     here &= (f.data[: f.n] < f.to_ns) & (f.end >= f.from_ns)
     rows = np.flatnonzero(here)
     if not len(rows):

@@ -257,6 +257,9 @@ def test_the_command_answers_about_a_place_and_a_time(tmp_path: Path) -> None:
     assert sum(told["idle_reasons"]["gpu0"].values()) == 3500
     assert [step["op"] for step in told["executions"][0]["path"]] == ["a", "a", "b", "b"]
     assert told["idle_groups"][0]["reason"] == "issue"
+    one = sim("explain", path, "--set", "iterations=3", "--op", "b[2]").stdout
+    assert "'b'[2] on gpu0/0" in one
+    assert "'b'[1] on gpu0/0\n" not in one
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def explain(
     end : --to TIME
         Only what happens before this time.
     op : --op NAME
-        Show what this op waited for, what led to it, and what waited for it.
+        Show what this op waited for, what led to it, and what waited for it; of iterations, a[2] is one.
     most : --most >= 0
         Show this many of the longest steps and idle gaps.
     """
