@@ -85,6 +85,7 @@ class ReplayPlan(ProgramOrder):
         self.plan = read_plan(plan, file)
         self.synchronisation = one_of("replay", "synchronisation", synchronisation, SYNCHRONISATIONS)
 
+    @error_path("plan")
     def as_data(self, job: Job) -> Order:
         """Return the tasks of every issuer.
 
@@ -165,6 +166,7 @@ class Planned(Placement):
     def __init__(self, plan: Plan | None = None, file: Path | None = None) -> None:
         self.plan = read_plan(plan, file)
 
+    @error_path("placement")
     def place(self, graph: Graph, machine: Machine, cost_ns: Sequence[IntArray]) -> Sequence[int]:
         """Return one device index per op (see `sim.job.job.Placement`).
 

@@ -340,9 +340,12 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
                 raise document.wrong(UnknownNameError("model", str(at[-1]), models), at)
 
 
+_KEYS: Final = (("linearize",), ("streams",), ("placement",), ("plan",), ("machine",))
+
+
 def _names_key(error: InputError | InfeasibleError) -> TypeGuard[InputError]:
-    """Whether linearizer or stream assignment (`sim.job.job.Job.order`, `lane`) or the network raised it."""
-    return isinstance(error, InputError) and error.path[:1] in (("linearize",), ("streams",), ("machine",))
+    """Whether a linearizer, a stream assignment (`sim.job.job.Job.order`), a plan or the network raised it."""
+    return isinstance(error, InputError) and error.path[:1] in _KEYS
 
 
 def has_place(error: InputError | InfeasibleError) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from cli_runner import sim
-from scenario_texts import write
+from scenario_texts import GOOD, write
 from typer import Context
 from typer.main import get_group
 
@@ -42,6 +42,16 @@ def test_a_written_plan_can_be_followed(tmp_path: Path) -> None:
     again = write(tmp_path, TUNED.partition("policy:")[0] + f"policy: {follow}\n", "again.yaml")
     makespans = [json.loads(sim("run", each, "--json").stdout)["makespan_ns"] for each in (path, again)]
     assert makespans[0] == makespans[1]
+
+
+def test_a_plan_of_another_graph_is_refused_at_its_key(tmp_path: Path) -> None:
+    path, plan = write(tmp_path, GOOD), tmp_path / "plan.json"
+    assert sim("run", path, "--plan", plan).exit_code == 0
+    ops, replay = "workload={ops: {z: {duration: 1us}}}", "{name: replay, file: plan.json}"
+    refused = sim("run", path, "--set", ops, "--set", f"policy={replay}")
+    assert (refused.exit_code, "policy.plan: unknown op" in refused.stderr) == (2, True)
+    refused = sim("run", path, "--set", ops, "--set", f"policy.placement={replay}")
+    assert (refused.exit_code, "policy.placement: unknown op" in refused.stderr) == (2, True)
 
 
 def test_a_plan_is_of_one_run(tmp_path: Path) -> None:
