@@ -344,7 +344,7 @@ _KEYS: Final = (("linearize",), ("streams",), ("placement",), ("plan",), ("machi
 
 
 def _names_key(error: InputError | InfeasibleError) -> TypeGuard[InputError]:
-    """Whether a linearizer, a stream assignment (`sim.job.job.Job.order`), a plan or the network raised it."""
+    """Whether a decision before the run (`sim.job.job.Job.order`, `lane`), a plan or the network raised."""
     return isinstance(error, InputError) and error.path[:1] in _KEYS
 
 

@@ -37,7 +37,7 @@ from scenarios.fields.results import column_of_result
 from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text, texts_in
 from scenarios.importers.files import files_in
-from scenarios.variants.variant import Row, Variant, Variants, refuse_all_invalid
+from scenarios.variants.variant import Row, Variant, Variants, is_invalid, refuse_all_invalid
 from sim.base.errors import InputError, extra
 from sim.base.files import read_bytes, write_bytes
 from sim.export.tables import csv_text, json_rows
@@ -97,7 +97,6 @@ def sweep(
             text = f"{known}: {told}: {len(kept.changed):,} of {len(points):,} points run again"
             warnings.warn(text, stacklevel=2)
         rows = kept.complete(points, lambda left: variants.rows(left, executor, stamp=stamp), done)
-        refuse_all_invalid(rows)
         if out is not None:
             if not is_new and read_bytes(out, unpack=False) != _content(rows, out):
                 raise InputError(f"{out}: is there already, and its results differ; replace it with --force")
@@ -207,9 +206,9 @@ class KeptRows:
         self.changed -= self.rows.keys()
 
     def put(self, key: str, row: Row) -> None:
-        """Add a row, and append it to the file."""
+        """Add a row, and append it to the file, unless nothing could run."""
         self.rows[key] = row
-        if self.path is not None:
+        if self.path is not None and not is_invalid(row):
             try:
                 with self.path.open("a", encoding="utf-8") as file:
                     file.write("\n" * self._cut_off + self._line(key))
@@ -232,6 +231,8 @@ class KeptRows:
 
         Raises
         ------
+        InputError
+            No point has valid settings.
         Interrupted
             By Ctrl-C.
         """
@@ -246,6 +247,7 @@ class KeptRows:
                 told += f"; {self.path} keeps them, and the same command goes on there"
             rows = [self.rows[point.key] for point in points if point.key in self.rows]
             raise Interrupted(rows, told) from None
+        refuse_all_invalid([*self.rows.values()])
         if self.path is not None:
             write_bytes(self.path, "".join(self._line(point.key) for point in points).encode())
         return [self.rows[point.key] for point in points]

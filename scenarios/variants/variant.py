@@ -343,6 +343,11 @@ def _there(stamp: str, made_of: tuple[Any, ...]) -> Variants:
     return Variants(*made_of)
 
 
+def is_invalid(row: Row) -> bool:
+    """Whether the settings of a row made no valid scenario."""
+    return str(row.get("error")).startswith(_INVALID)
+
+
 def refuse_all_invalid(rows: Sequence[Row]) -> None:
     """Raise if no variant makes a valid scenario: then the varied values are not the reason.
 
@@ -351,7 +356,7 @@ def refuse_all_invalid(rows: Sequence[Row]) -> None:
     InputError
         With the error of the first variant.
     """
-    if rows and all(str(row["error"]).startswith(_INVALID) for row in rows):
+    if rows and all(map(is_invalid, rows)):
         raise InputError(str(rows[0]["error"]).removeprefix(_INVALID))
 
 

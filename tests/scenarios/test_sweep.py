@@ -394,8 +394,10 @@ def test_a_policy_is_given_once() -> None:
         points_of(["cores=1"], ["in-order", "in-order"])
 
 
-def test_a_wrong_key_stops_the_sweep_with_its_place(scenario: Path) -> None:
-    done = CliRunner().invoke(app, ["sweep", str(scenario), "--vary", "machine.devices.cpu0.corse=1,2"])
+def test_a_wrong_key_stops_the_sweep_with_its_place(scenario: Path, tmp_path: Path) -> None:
+    words, out = ["--vary", "machine.devices.cpu0.corse=1,2"], tmp_path / "rows.csv"
+    done = CliRunner().invoke(app, ["sweep", str(scenario), *words, "--out", str(out)])
+    assert not Path(f"{out}.points").exists()
     assert done.exit_code == 2
     assert "cores" in done.stderr
     assert "--vary machine.devices.cpu0.corse=1: " in done.stderr
