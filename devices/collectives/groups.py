@@ -176,7 +176,10 @@ class _Way(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _nccl_ways(kind: CollectiveKind, group: RankGroup) -> tuple[_Way, ...]:
-    """Return NCCL's ways of a group over several nodes, by its own latencies."""
+    """Return NCCL's ways of a group over several nodes, by its own latencies.
+
+    Its corrections of trees and long rings serve its choice; with them, published steps are no nearer.
+    """
     if kind in ("all_to_all", "send"):  # directly, to all at once
         return (_Way(1000 * (LATENCY_US["ring"]["base"][-1] + LATENCY_US["ring"]["net"][-1])),)
     most = {"ll": 1e9 * NETWORK_LL[False][min(group.nodes, 3) - 2]}
