@@ -185,7 +185,7 @@ class Router:
         for links_at, ends in zip(self._links_at, self._ends, strict=True):
             for k, device in enumerate(ends):
                 links_at[device].append(k)
-        # destination → device near it → the links to forward over; and the links into the farthest
+        # destination → device near it → the links to forward over; and the farthest
         self._near: dict[int, tuple[dict[int, list[int]], list[int]]] = {}
         self._spent = Counter[int]()  # destination → number of links examined from sources
         # destination → device → latency from there, and the links to take (several: a flow chooses)
@@ -256,17 +256,17 @@ class Router:
         out, into = self._links_at
         if len(self._near) * len(self._names) > _MOST_KEPT:
             self._near.clear()
-        near, rim = self._near.setdefault(destination, ({destination: []}, into[destination].copy()))
+        near, rim = self._near.setdefault(destination, ({destination: []}, [destination]))
         over, level = {source: list[int]()}, [source]  # device → links on the shortest paths from the source
         while not (middle := [at for at in level if at in near]):
-            ahead = [k for at in level for k in out[at]]
-            if not ahead or not rim:
+            ahead, behind = sum(len(out[at]) for at in level), sum(len(into[at]) for at in rim)
+            if not ahead or not behind:
                 raise InfeasibleError(self._no_route(source, destination))
-            if len(rim) < len(ahead) + self._spent[destination]:
-                rim[:] = [k for at in _step(rim, self._ends[0], near) for k in into[at]]
+            if behind < ahead + self._spent[destination]:
+                rim[:] = _step([k for at in rim for k in into[at]], self._ends[0], near)
             else:
-                level = _step(ahead, self._ends[1], over)
-                self._spent[destination] += len(ahead)
+                level = _step([k for at in level for k in out[at]], self._ends[1], over)
+                self._spent[destination] += ahead
         before: list[dict[int, list[int]]] = []  # by hops, from the middle to the source
         level = middle
         while level != [source]:
