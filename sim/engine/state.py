@@ -74,7 +74,7 @@ class Stream:
         Tasks issued and not started.
     running : Task or None
     free_ns : int
-        Earliest start of the next task: the end of the last one, plus the gap if it took time.
+        Earliest start of the next task: the end of the last one plus the gap.
     """
 
     __slots__ = ("device", "free_ns", "gap_ns", "index", "launch_ns", "queue", "running")

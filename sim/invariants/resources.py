@@ -173,7 +173,6 @@ def one_at_a_time(c: Columns) -> None:
         ),
     )
     gap = np.array([0 if d.workers else d.gap_ns for d in c.machine.devices])[c.device[following]]
-    gap = np.where(c.end[one] > c.start[one], gap, 0)
     refuse(
         c.start[following] < c.end[one] + gap,
         lambda k: (

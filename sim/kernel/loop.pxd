@@ -135,7 +135,7 @@ cdef class Run:
     cdef inline i64 node_of(self, i64 task) noexcept
     cdef inline void complete(self) noexcept
     cdef void note(self, i64 task) noexcept
-    cdef void free_lane(self, i64 ended, i64 lane) noexcept
+    cdef void free_lane(self, i64 lane) noexcept
     @cython.locals(hop=i64)
     cdef void record_event(self, i64 task, i64 node) noexcept
     @cython.locals(last=i64)

@@ -85,7 +85,7 @@ def test_a_launch_bound_chain() -> None:
 
 @given(
     n=st.integers(1, 8),
-    kernel=st.integers(1, 30),
+    kernel=st.integers(0, 30),
     cost=st.integers(0, 20),
     latency=st.integers(0, 10),
     gap=st.integers(0, 5),

@@ -15,8 +15,6 @@ from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
 from sim.base.errors import GraphError, InfeasibleError, InputError, StuckError
-from sim.explain.bounds import bounds
-from sim.explain.idle import idle_reasons
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 
@@ -122,16 +120,6 @@ def test_every_overhead_of_a_stream_has_its_place() -> None:
 
     trace = simulate(graph, Machine((device,)), InProgramOrder(synchronisation="issue"), streams=Alternate())
     assert intervals(trace) == {"a": (8, 18), "c": (19, 29), "b": (20, 30), "d": (31, 41)}
-
-
-def test_what_takes_no_time_leaves_no_gap() -> None:
-    b = GraphBuilder("view")
-    for op, ns, inputs in (("a", 10, []), ("view", 0, ["a"]), ("c", 10, ["view"])):
-        b.op(op, inputs=inputs, duration_ns=ns)
-    trace = simulate(b.build(), Machine((Device("gpu0", gap_ns=2),)), ReadyQueue(synchronisation="issue"))
-    assert intervals(trace) == {"a": (0, 10), "view": (12, 12), "c": (12, 22)}
-    assert bounds(trace).by_source["stream gpu0/0"] == 22
-    assert idle_reasons(trace) == {"gpu0": {"launch": 2}}
 
 
 def test_a_full_launch_queue_blocks_the_host() -> None:
