@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from devices.describe.quantities import Whole
 from sim.base import units
 from sim.base.arrays import IntArray
 from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, SimError, StuckError, hint
@@ -99,7 +100,7 @@ _ENERGY = Unit(
 )
 SHARE = Unit(partial(units.parse_fraction, what=""), "{:.10g}".format, _percent)
 _GAP = Unit(_part, lambda value: f"{100 * value:.10g}%", _percent)
-_COUNT = Unit(partial(check_value, Annotated[int, Field(ge=0)]), str)
+_COUNT = Unit(partial(check_value, Whole), str)
 _NUMBER = Unit(_number, "{:.10g}".format, lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}")
 _MS = Unit(
     lambda value: units.parse_duration(value, what="") / units.NS_PER_MS,

@@ -41,6 +41,7 @@ HOLDS = [
     "gap: {at_most: 150%, at_least: 0}",
     "critical_path: 45us",
     "tasks: 4",
+    "tasks: {at_most: 1e3}",
     "busy.cpu0: 45us",
     "span.cpu0: 45us",
     "idle.cpu0: 0",
