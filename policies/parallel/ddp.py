@@ -275,8 +275,8 @@ class MegatronDDP(DataParallel):
 
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
         """Return the parameters of each bucket, from the last parameter to the first."""
-        order, first_rank = step.parameters[::-1], any(not record.stage for record in step.work)
-        least = self.bucket_size if self.overlap and first_rank else sum(each.elements for each in order) + 1
+        order, several = step.parameters[::-1], self.overlap and not self.pipeline_rank
+        least = self.bucket_size if several else sum(each.elements for each in order) + 1
         return fill_buckets(order, "elements", [least])
 
     def step(self, graph: Graph, n: int) -> Graph:

@@ -517,6 +517,8 @@ class DataParallel(OnRanks):
     """
 
     name: ClassVar[str]
+    pipeline_rank = 0
+    """That of the rank for which `step` is called; stages of ops do not tell it, since sums are of others."""
 
     def __init__(self, ranks: int | list[str] | None = None) -> None:
         self.ranks = Ranks() if ranks is None else Ranks.of(self.name, ranks)
@@ -536,6 +538,7 @@ class DataParallel(OnRanks):
         assert of.ranks.n is not None
 
         def program(one: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
+            of.pipeline_rank = at.get("pp", 0)
             return of.step(one, len(grid.members(DATA)))
 
         return there.multiply(of.sizes(of.ranks.n), program, names=of.ranks.names)

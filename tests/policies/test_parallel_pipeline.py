@@ -168,6 +168,11 @@ def test_only_the_first_stage_has_megatrons_buckets() -> None:
     graph = all_ranks(chain(2), PipelineParallel(2, 2), MegatronDDP(2, bucket_size=1))
     sums = Counter(name[:4] for name in graph.op_names if "/all_reduce" in name)
     assert sums == {"gpu0": 2, "gpu1": 2, "gpu2": 1, "gpu3": 1}
+    # Embedding and head share a parameter: its sum over the pipeline is of no stage.
+    graph = all_ranks(STEP, PipelineParallel(4, 4), MegatronDDP(2, bucket_size=1))
+    buckets = Counter(name[:4] for name in graph.op_names if name[4:].startswith("/all_reduce"))
+    assert buckets["gpu0"] > 2
+    assert {buckets[f"gpu{k}"] for k in range(2, 8)} == {1}
 
 
 def test_what_cannot_be_is_refused() -> None:
