@@ -111,7 +111,7 @@ def assigned_streams(operands: Sequence[Sequence[int]], cost: Sequence[int], thr
                 else:
                     merge(stream, left[-1])
                 stream = left[-1]
-            if stream == returning or (own != returning and total[stream] > most) or own < 0:
+            if stream == returning or (own != returning and total[stream] > most):
                 own, most = stream, total[stream]
         if own < 0:
             own = len(total)
