@@ -413,8 +413,7 @@ class TiledCost(CostModel):
 
     def borrowed_rates(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
         """Return the ops that compute in no time or at another data type's rate, by their own and how."""
-        lent = ((op, work.dtype, how) for op, work, _, how in self._ops_with_rates(graph) if how)
-        return group_pairs(((dtype, how), op) for op, dtype, how in lent)
+        return group_pairs(((work.dtype, how), op) for op, work, _, how in self._ops_with_rates(graph) if how)
 
     def _ops_with_rates(self, graph: Graph) -> Iterator[tuple[int, _Work, Fraction | None, str]]:
         """Yield the ops that have a rate, each with it and whose it is."""
