@@ -262,7 +262,7 @@ def above_zero(each: Type) -> Type:
 
     def read(value: object) -> Any:
         if not (found := each.read(value)):
-            raise InputError("must be more than 0")
+            raise InputError(f"{value!r} must be more than 0")
         return found
 
     return replace(each, read=read)
