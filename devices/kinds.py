@@ -97,8 +97,7 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
 # one pool (`devices.cores`).
 #
 # Two pools whose product exceeds the cores are oversubscribed. By default the operating system then slices
-# time (``sharing: time``, see `devices.cores`); with ``sharing: cores`` an op waits until
-# its cores are free (`devices.cores`).
+# time (``sharing: time``); with ``sharing: cores`` an op waits until its cores are free.
 
 
 def speedup(
@@ -379,8 +378,8 @@ def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fract
 # A core has a matrix and a vector unit with peak rates of their own, and a scratchpad through which the
 # operands of an op pass in tiles, by DMA, double-buffered; the time of an op follows from its tiles
 # (`devices.cost.npu_tiles`). With ``queues_per_core: 2`` both units of a core can run ops of two queues at
-# once (`devices.cores`). A program that creates more streams than there are queues, for
-# example for its collectives, gets them all (`devices.cores`).
+# once. A program that creates more streams than there are queues, for example for its collectives, gets them
+# all (`devices.cores`).
 
 
 def build_npu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) -> Device:

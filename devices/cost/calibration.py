@@ -1,6 +1,6 @@
-"""A calibration: the measured costs of a real machine, as a file (schema ``sim.calibration/1``).
+"""What was measured, as files: calibrations, cost tables, and a few kernels of one's own.
 
-::
+A calibration has the measured costs of a real machine (schema ``sim.calibration/1``)::
 
     {"schema": "sim.calibration/1", "backend": "timer", "device": "...", "provenance": {...},
      "quantities": {"issue_ns": {"median": 4100, "mad": 200, ..., "n": 390}, ...},

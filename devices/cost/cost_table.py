@@ -10,8 +10,7 @@ exactly what was measured, and outside the neighbours it warns (:class:`Extrapol
       |  ? - o                  outside: the neighbours' slope goes on, and a warning says so
       +-------------- log size
 
-Interpolation (`Kriging`) treats full grids, grids with holes and
-scattered shapes alike.
+Interpolation (`Kriging`) treats full grids, grids with holes and scattered shapes alike.
 """
 
 from __future__ import annotations
