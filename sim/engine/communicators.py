@@ -150,11 +150,10 @@ class Communicators:
         """Return, for each task id that waits for other ranks or in line, what it waits for."""
         found, devices = {}, self._job.machine.devices
         for (party, _), (_, there) in self._meetings.items():
-            ranks = self._ranks(there)
-            for task in there:
-                absent = [devices[d].name for d in self._c.members[party] if d not in ranks]
-                if absent:
-                    found[task.id] = f"{list_names(absent, 3)} on communicator {self._name(task)!r}"
+            ranks = set(self._ranks(there))
+            absent = [devices[d].name for d in self._c.members[party] if d not in ranks]
+            for task in there if absent else ():
+                found[task.id] = f"{list_names(absent, 3)} on communicator {self._name(task)!r}"
         for line in self._in_line:
             for ahead, task in zip(line, list(line)[1:], strict=False):
                 if self._is_first(task):
