@@ -33,8 +33,6 @@ from scenarios.file.yaml_read import Place
 from sim.base.errors import InputError, ScenarioError, SimError, hint
 from sim.base.files import read_bytes
 from sim.base.units import format_bytes, format_duration, parse_duration, round_half_up
-from sim.diff.propagated_delays import held_at
-from sim.diff.schedule import schedule_of
 from sim.explain.memory_use import memory_use
 from sim.trace import Trace
 
@@ -137,6 +135,9 @@ def why_not_at(trace: Trace, policy: str, op: str, at_ns: int) -> str:
         Name as in expectations.
     at_ns : int
     """
+    from sim.diff.propagated_delays import held_at
+    from sim.diff.schedule import schedule_of
+
     row = results.row_of(trace, op)
     held = None if row is None else held_at(schedule_of(trace, "", policy=policy), row, at_ns)
     return f"\n  at {format_duration(at_ns)} {held.told}" if held else ""
