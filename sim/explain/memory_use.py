@@ -256,9 +256,6 @@ def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> Memo
 # made of it.
 
 
-_HOLDERS = 5
-
-
 class Allocated(NamedTuple):
     """The allocator's view of one device over a run, in bytes.
 
@@ -274,7 +271,7 @@ class Allocated(NamedTuple):
         The most ever held but not handed out.
     allocations : int
     holders : list of dict
-        The largest tensors at the peak, largest first: ``tensor``, ``iteration`` (-1: there from the
+        The five largest tensors at the peak, largest first: ``tensor``, ``iteration`` (-1: there from the
         beginning) and ``nbytes``.
     """
 
@@ -325,7 +322,7 @@ def _log_of_device(trace: Record, log: dict[str, IntArray]) -> Allocated:
         left = live.pop((tensor, iteration), 0) + change
         if left:
             live[tensor, iteration] = left
-    largest = sorted(live.items(), key=lambda item: -item[1])[:_HOLDERS]
+    largest = sorted(live.items(), key=lambda item: -item[1])[:5]
     return Allocated(
         int(in_use[peak]),
         int(log["requested"].max()),
