@@ -176,7 +176,8 @@ class _Form:
             if not isinstance(value, str):
                 raise _wrong(f"trace must be a file; found {value!r}")
             with error_path("routing"):
-                return self._of_trace(self.origin.file(value))
+                sent = self._of_trace(self.origin.file(value))
+            return self._fitting(sent)
         if self.tokens is None:
             raise InputError("how many tokens has a rank? Only a table or a trace says it", path=("tokens",))
         n = self.tokens * self.ranks
@@ -321,7 +322,7 @@ class _Form:
                 raise InputError(f"{place}: the token goes to one expert twice")
             for x in own:
                 sent[rank][x] += 1
-        return self._fitting(np.array(sent, np.int64))
+        return np.array(sent, np.int64)
 
     def _fitting(self, sent: IntArray) -> IntArray:
         """Raise if the counts are not the tokens that the ranks have."""

@@ -130,8 +130,9 @@ def test_a_trace_in_equal_parts_and_by_rank(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_traces(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as caught:
         trace(tmp_path, text)
+    assert caught.value.path == ("routing",)
 
 
 def test_a_token_goes_nowhere_twice(tmp_path: Path) -> None:
