@@ -330,10 +330,10 @@ class Formula:
             queues = tuple([(link.bandwidth_bytes_per_s, link.chunk_bytes) for link in fifo])
             queues += ((min(limits), None),) if fifo and limits else ()
             key = latency_ns, slowest, queues, share
-            if key not in found:
-                found[key] = _alone(latency_ns, slowest, queues, share)
+            if (part := found.get(key)) is None:
+                part = found[key] = _alone(latency_ns, slowest, queues, share)
             for what in rates:
-                users.setdefault(what, []).append(found[key])
+                users.setdefault(what, []).append(part)
         for what, messages in users.items():
             sharing = machine.links[what].sharing if isinstance(what, int) else "shared"
             if len(messages) > 1 and sharing == "serial":  # one after the other, latencies included
