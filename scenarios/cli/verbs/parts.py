@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 
@@ -10,10 +10,6 @@ from scenarios.cli.output import print_json, print_table
 from scenarios.cli.running import save_picture
 from sim.base.errors import InputError, UnknownNameError
 from sim.base.units import format_bytes, format_duration, parse_bytes, round_half_up
-
-if TYPE_CHECKING:
-    pass
-
 
 ScheduleFormat = Literal["text", "torch-csv"]
 """Output formats of a schedule."""
@@ -153,7 +149,6 @@ def collectives(
 
 
 def _print_choice(asked: list[Any]) -> None:
-
     for row in asked:
         way, choice = row.algorithm, row.choice
         if choice is not None:
