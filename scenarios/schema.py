@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, PlainValidator, ValidationInfo, create_model
+from pydantic import BeforeValidator, Field, JsonValue, PlainValidator, ValidationInfo, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import ModelSchema
 
@@ -131,7 +131,7 @@ class ScenarioFile(Strict):
     """
 
     schema_: str | None = Field(None, alias="$schema")
-    version: Literal[1] = 1
+    version: Annotated[Literal[1], BeforeValidator(lambda it: str(it) if it is True else it)] = 1  # True == 1
     extends: File | None = None
     name: Name | None = None
     description: str | None = None

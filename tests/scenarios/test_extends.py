@@ -130,7 +130,7 @@ def test_a_file_that_is_not_there_and_what_is_no_file(tmp_path: Path) -> None:
         load_scenario(write(tmp_path, BASE), sets=["extends=x"])
 
 
-@pytest.mark.parametrize("version", ["2", "'1'", "[1]", "0"])
+@pytest.mark.parametrize("version", ["2", "true", "'1'", "[1]", "0"])
 def test_unknown_versions(tmp_path: Path, version: str) -> None:
     load_scenario(write(tmp_path, f"{BASE}version: 1"))
     with pytest.raises(ScenarioError, match=r"s\.yaml:9:10: version: should be 1, not "):
