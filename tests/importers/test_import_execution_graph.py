@@ -152,6 +152,19 @@ def test_kernels_get_tensors_shapes_and_costs(tmp_path: Path, layout: Any, by: s
     assert graph.duration_ns.tolist() == alone.duration_ns.tolist()
 
 
+@pytest.mark.parametrize(
+    "other", [{}, {"pid": "Spans", "tid": "PyTorch Profiler"}, {"pid": 1, "tid": 1, "dur": -5}]
+)
+def test_operators_that_call_nothing_or_never_end_do_no_harm(tmp_path: Path, other: Any) -> None:
+    et, file = write(tmp_path, *PROGRAM), trace(tmp_path, *LAUNCHES)
+    expected = load_kineto(file, execution_graph=et)
+    data = json.loads(file.read_text())
+    named = {"ph": "X", "cat": "user_annotation", "name": "PyTorch Profiler (0)", "ts": 0, "dur": 1}
+    data["traceEvents"].append(named | other)
+    file.write_text(json.dumps(data))
+    assert load_kineto(file, execution_graph=et).flops.tolist() == expected.flops.tolist()
+
+
 def test_operators_of_another_recording_are_told_by_name(tmp_path: Path) -> None:
     """Two steps in the trace, one in the graph: each step is a call of its own."""
     et, file = (

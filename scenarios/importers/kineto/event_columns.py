@@ -392,7 +392,7 @@ class EventColumns:
     def _add(
         self, to: Operators, events: Sequence[Event], names: Iterable[str], numbers: Iterable[int]
     ) -> None:
-        threads = self.threads.of(_thread_of(event.pid, event.tid) for event in events)
+        threads = self.threads.of(operator_thread(event.pid, event.tid) for event in events)
         to.add(threads, *_spans(events), names, np.array([*numbers], np.int64))
 
     def _look_at_operators(self, events: Sequence[Event]) -> None:
@@ -400,7 +400,7 @@ class EventColumns:
             start_ns, end_ns = _spans(events)
         except (KeyError, ValueError):  # the profiler invents an end for an operator that never ended
             return self._look_at_operators([event for event in events if _ends(event)])
-        thread = self.threads.of(_thread_of(event.pid, event.tid) for event in events)
+        thread = self.threads.of(operator_thread(event.pid, event.tid) for event in events)
         names, args = _names(events), _notes_of(events, {})
         numbers = wholes([own.get("External id", UNNUMBERED) for own in args], "External id")
         self.operators.add(thread, start_ns, end_ns, names, numbers)
@@ -525,7 +525,7 @@ def _ends(event: Event) -> bool:
     return True
 
 
-def _thread_of(process: Any, thread: Any) -> Thread:
+def operator_thread(process: Any, thread: Any) -> Thread:
     """Return process and thread of an operator; if missing, a thread that calls nothing."""
     if type(process) is int and type(thread) is int:
         return process, thread

@@ -19,7 +19,7 @@ import numpy as np
 from scenarios.importers import execution_graph
 from scenarios.importers.execution_graph import CostedOperator, Operator
 from scenarios.importers.files import items
-from scenarios.importers.kineto.event_columns import thread_of, whole_ns
+from scenarios.importers.kineto.event_columns import operator_thread, whole_ns
 from scenarios.importers.kineto.gradients import Operators
 from scenarios.importers.kineto.kernel_names import kind_of
 from scenarios.importers.kineto.kineto_rows import Calls, GpuTask, RecordedTrace, Thread
@@ -242,9 +242,12 @@ def _read_slices(path: StrPath, threads: Codes[Thread]) -> list[_Slice]:
             args = event.get("args", {})
             number = args.get("Record function id", args.get("External id"))
             start, length = (whole_ns(event[key], key) for key in ("ts", "dur"))
-            place = threads[thread_of(event)], min(start, LATEST_NS), min(start + length, LATEST_NS)
-            slices.append(_Slice(*place, str(event["name"]), number))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            thread = threads[operator_thread(event.get("pid"), event.get("tid"))]
+            begin_ns, end_ns = min(start, LATEST_NS), min(start + length, LATEST_NS)
+            slices.append(_Slice(thread, begin_ns, end_ns, str(event["name"]), number))
+        except ValueError:
+            continue  # it has no end, and is left out where the trace is read, too
+        except (AttributeError, KeyError, TypeError) as error:
             raise InputError(f"{path}: traceEvents[{index}]: {error}") from None
     # Stable: of two that begin at the same time the outer was written first.
     return sorted(slices, key=lambda one: (one.thread, one.start_ns, -one.end_ns))
