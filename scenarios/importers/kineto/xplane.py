@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.chakra_nodes import as_signed, last_number, last_text, members
+from scenarios.importers.chakra_nodes import as_signed, fields, last_number, last_text, members
 from scenarios.importers.kineto.event_columns import EventColumns
 from scenarios.importers.kineto.gradients import UNNUMBERED
 from scenarios.importers.kineto.kineto_rows import GpuTask
@@ -137,12 +137,20 @@ class _Plane:
 
     def _read_stats(self, stats: list[bytes]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for of in map(members, stats):
-            name = self._stats.get(last_number(of[1]))
-            referred = [self._stats.get(as_signed(number), "") for number in of[7]]
-            values = [*map(as_signed, [*of[3], *of[4]]), *referred, *(_text([each]) for each in of[5])]
-            if values and name is not None:
-                found[name] = values[-1]
+        for stat in stats:  # most of a file: read without collecting its fields
+            key = 0
+            value: int | str | None = None
+            for number, _, of in fields(stat):
+                if number == 1:
+                    key = last_number([of])
+                elif number in (3, 4):
+                    value = as_signed(of)
+                elif number == 5:
+                    value = _text([of])
+                elif number == 7:
+                    value = self._stats.get(last_number([of]), "")
+            if value is not None and key in self._stats:
+                found[self._stats[key]] = value
         return found
 
 
