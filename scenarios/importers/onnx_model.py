@@ -174,9 +174,11 @@ def _read_attributes(
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the attributes of ops, from a mapping or from text."""
     try:
-        told: Any = (yaml.safe_load(attributes) if isinstance(attributes, str) else attributes) or {}
+        told: Any = yaml.safe_load(attributes) if isinstance(attributes, str) else attributes
     except yaml.YAMLError:
-        told = None
+        told = attributes
+    if told is None:
+        return {}
     if isinstance(told, Mapping) and all(isinstance(more, Mapping) for more in told.values()):
         return told
     raise InputError("attributes: should be {OP: {KEY: VALUE}}, as in {loop: {trips: 8}}")

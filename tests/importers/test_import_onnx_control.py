@@ -342,7 +342,7 @@ def test_a_graph_file_of_it_can_be_read_at_any_batch(tmp_path: Path) -> None:
     assert done.fixed_because is None
     eight = load_graph(tmp_path / "nested.json", batch=8)
     assert makespan(eight, ReadyQueue()) == 2 * (2 * MATMUL + 2 * RELU + 3 * RELU + RELU)
-    for text in ("decode=8", "{a: 1}", "{"):
+    for text in ("decode=8", "{a: 1}", "{", "[]", "0"):
         with pytest.raises(InputError, match=r"attributes: should be \{OP: \{KEY: VALUE\}\}"):
             import_onnx(nested(), attributes=text)
 
