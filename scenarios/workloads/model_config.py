@@ -105,15 +105,15 @@ def model_sizes(path: Path) -> dict[str, Any]:
     """
     given = read_json(path)
     with in_file(path):
-        if not isinstance(given, dict) or "model_type" not in given:
+        if not isinstance(given, dict) or not isinstance(given.get("model_type"), str):
             raise InputError("is no configuration of a model: it has no model_type")
+        if given["model_type"] not in _FAMILIES:  # its sizes may have any names
+            raise UnknownNameError("model_type", given["model_type"], sorted(_FAMILIES))
         known = {key: value for key, value in given.items() if value is not None}
         try:
             of = _Config.model_validate(known)
         except ValidationError as error:
             raise input_error(error, _Config, known) from None
-        if of.model_type not in _FAMILIES:
-            raise UnknownNameError("model_type", of.model_type, sorted(_FAMILIES))
         own = of.model_dump(include={*Architecture.__annotations__}, exclude_none=True)
         sizes = {**_FAMILIES[of.model_type], **own}
         for key in ("layer_types", "compress_ratios"):

@@ -145,6 +145,7 @@ def test_gpt2_has_the_published_parameters(tmp_path: Path) -> None:
     [
         ([], "is no configuration of a model: it has no model_type"),
         ({**LLAMA, "model_type": "lama"}, "unknown model_type 'lama'; did you mean 'llama'?"),
+        ({"model_type": "llava", "text_config": LLAMA}, "unknown model_type 'llava'"),
         ({**LLAMA, "hidden_size": "4096"}, "hidden_size: should be a whole number, not '4096'"),
         ({**LLAMA, "layer_types": ["chunked_attention"] * 32}, "'chunked_attention' is none of"),
         ({**LLAMA, "layer_types": ["sliding_attention"] * 32}, "has no sliding_window"),
