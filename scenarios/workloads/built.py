@@ -121,7 +121,8 @@ class Build(Workload):
         of = self.build_
         if not isinstance(of, Gpt) or of.optimizer is None:
             return of.report(trace)
-        from scenarios.workloads.calibrations import note_on_calibration
+        from scenarios.workloads.calibrations import calibration_for, note_on_calibration
 
-        note = note_on_calibration(trace.job.machine.devices[int(trace.device[0])], of.dtype)
-        return {"note": note} if note else {}
+        used = trace.job.machine.devices[int(trace.device[0])]
+        fitted = calibration_for(used, of.dtype)
+        return {"note": note_on_calibration(used, fitted)} if fitted else {}

@@ -555,14 +555,11 @@ def calibration_for(device: Device, dtype: str) -> TrainingCalibration | None:
     return None
 
 
-def note_on_calibration(device: Device, dtype: str) -> str | None:
-    """Return a note, if a calibration fitted to published steps predicts longer kernels than a device has."""
-    found = calibration_for(device, dtype)
-    if found is None:
-        return None
+def note_on_calibration(device: Device, fitted: TrainingCalibration) -> str:
+    """Return a note that kernels by a device's cost model are shorter than in published steps."""
     return (
         f"kernels take the cost model of {device.name}, each as if alone; published training steps took "
-        f"longer, to which {found.name} is fitted, a calibration of `train` (docs/builders.md)"
+        f"longer, to which {fitted.name} is fitted, a calibration of `train` (docs/builders.md)"
     )
 
 

@@ -272,7 +272,7 @@ class StageMaker:
             return None
         fitted = _training(self.fields, len(stages), found).pipeline_stages
         longer, mine = (of[0].times.of("F") + of[0].times.of("B") for of in (fitted, stages))
-        note = note_on_calibration(device, model.dtype)
+        note = note_on_calibration(device, found)
         return f"{note}; a stage takes {longer / mine:.2f} times as long with it"
 
     def smaller(self, stages: int) -> list[tuple[str, list[PipelineStage]]]:
