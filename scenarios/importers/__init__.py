@@ -182,8 +182,13 @@ def check_importer(name: str) -> Importer:
 
 
 _OF_DAMAGE: Final = (
-    *(ArithmeticError, AttributeError, LookupError, RecursionError),
-    *(StopIteration, TypeError, ValueError),
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    StopIteration,
+    TypeError,
+    ValueError,
 )
 """Exceptions caused by a file that is not what it seems to be."""
 

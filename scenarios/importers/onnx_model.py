@@ -289,9 +289,8 @@ class _Ops:
         if parent is not None:  # names for its weights
             own = self.values.keys() - parent.values.keys()
             self.taken |= {value for value in own if self.values[value].constant}
-        written = [
-            node for node in graph.node if nodes.first_output(node) in self.values
-        ]  # others are not read
+        # Other nodes are not read.
+        written = [node for node in graph.node if nodes.first_output(node) in self.values]
         self.running = [node for node in written if not self.values[nodes.first_output(node)].constant]
         inner = [g for node in self.running for n in _with_inner(node) for g in nodes.graphs_of(n).values()]
         self.read_here = {value for node in self.running for n in _with_inner(node) for value in n.input}

@@ -332,10 +332,12 @@ def _graph(file: File, batch: int | None, unknown: str) -> Graph:
         facts = op_facts(node["op"], given, written, node.get("attributes", {}))
         sized = recorded.open.keys().isdisjoint([*sources, *((name, k) for k in range(len(written)))])
         known, where = facts.kind in COSTS and sized, f"node {name!r} ({node['op']})"
-        distances = (int(recorded.kinds[source] == "next_iteration") for source, _ in sources)
         builder.op(
             name,
-            inputs=[(output_name(*each), d) for each, d in zip(sources, distances, strict=True)],
+            inputs=[
+                (output_name(source, k), int(recorded.kinds[source] == "next_iteration"))
+                for source, k in sources
+            ],
             after=after,
             **op_arguments(facts, where, plain_attributes(node.get("attributes", {})), known=known),
             device=recorded.pin(name),

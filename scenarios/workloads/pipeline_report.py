@@ -132,7 +132,7 @@ def band_of_tensors(trace: Trace) -> IntArray:
     op = producer[made]
     k = made - graph.first_output[op]
     recomputes = np.array([*(name == "R" for name in graph.phases), False])[graph.phase_code]
-    unread, checkpoint = ~read_by(graph, recomputes | True), read_by(graph, recomputes)
+    unread, checkpoint = ~read_by(graph, np.ones(len(graph), bool)), read_by(graph, recomputes)
     for phase, name in enumerate(graph.phases):
         here = graph.phase_code[op] == phase
         if name == "F" or "+" in name:  # in an overlapped pair the forward comes first

@@ -237,18 +237,10 @@ class _Process:
             after = [*([launcher[i]] if i in launcher else []), *(names[p] for p in self.streams.before[i])]
             if i in held:
                 since_ns, ns = held[i]
-                name, where = (
-                    f"{prefix}delay.{i}",
-                    {**self._lane(task), "recorded_start_ns": since_ns - begin_ns},
-                )
-                delay = {
-                    "name": name,
-                    "kind": "delay",
-                    "after": after,
-                    "duration_ns": ns,
-                    "attributes": where,
-                }
-                yield (since_ns, rank or 0, 1, i), delay | pin
+                name = f"{prefix}delay.{i}"
+                where = {**self._lane(task), "recorded_start_ns": since_ns - begin_ns}
+                delay = {"name": name, "kind": "delay", "after": after, "duration_ns": ns}
+                yield (since_ns, rank or 0, 1, i), delay | {"attributes": where} | pin
                 after = [*after, name]
             op = {"name": names[i], "after": after} | pin | self._op(i, task, begin_ns)
             yield (task.start_ns, rank or 0, 2, i), self.told[i].added_to(op, names) if self.told else op

@@ -259,9 +259,10 @@ def _tasks(tables: _Tables, kind: str) -> Iterator[tuple[int, GpuTask]]:
         shapes = [*map(_shape, *(of[fact].tolist() for fact in _SHAPE))]
     elif kind == "MEMCPY":
         names = [*map(_copy, *(of[each].tolist() for each in ("copyKind", "srcKind", "dstKind")))]
+    elif kind == "MEMSET":
+        names = ["Memset (Device)"] * len(start)
     else:
-        names = [f"CUDA graph {number}" for number in of.get("graphId", nothing).tolist()]
-        names = names if kind == "GRAPH_TRACE" else ["Memset (Device)"] * len(start)
+        names = [f"CUDA graph {number}" for number in of["graphId"].tolist()]
     left_out = {
         f"task(s) of {table} are left out: their times were not recorded": end == 0,
         "move(s) of unified memory are left out: kernels that waited for them have that in their time": (
