@@ -253,7 +253,7 @@ class CommonSubexpressions:
         def redirect(record: OpEntry) -> None:
             record.inputs = [(moved.get(tensor, tensor), d) for tensor, d in record.inputs]
             after = dict.fromkeys((moved.get(name, name), d) for name, d in record.after)
-            record.after = [edge for edge in after if edge[0] != record.name]
+            record.after = [edge for edge in after if edge != (record.name, 0)]
 
         for record in records.in_order(graph):
             redirect(record)

@@ -115,6 +115,15 @@ def test_readers_of_the_iteration_before_follow_what_became_one() -> None:
     assert (early.inputs, early.after) == ([("a", 1)], [("a", 2)])
 
 
+def test_an_op_that_follows_itself_of_the_iteration_before_is_equal_to_no_other() -> None:
+    again = {
+        "a": {"kind": "relu", "inputs": ["x"], "after": [("a", 1)]},
+        "b": {"kind": "relu", "inputs": ["x"]},
+    }
+    merged = read(CommonSubexpressions().apply(graph(again)))
+    assert {name: record.after for name, record in merged.ops.items()} == {"a": [("a", 1)], "b": []}
+
+
 def test_ops_that_follow_what_becomes_one_are_equal_themselves() -> None:
     same = {"kind": "relu", "inputs": ["x"]}
     follow = {name: {"kind": "exp", "inputs": ["x"], "after": [before]} for name, before in ("ca", "db")}
