@@ -317,8 +317,8 @@ class _Thread:
         """Yield the calls of a frame in order; None while a predicate is not known yet."""
         program = self.program
         for iteration in count():
-            name = f"{program.structure.name[frame]}:{iteration}"
-            tag = f"{outside}/{name}" if outside else name * (frame > 0)
+            name = f"{program.structure.name[frame]}:{iteration}" if frame else ""
+            tag = f"{outside}/{name}" if outside else name
             for item in program.items[frame]:
                 while (runs := self._holds(program.guards.get(item, ()), repetition, tag)) is None:
                     yield None
