@@ -306,7 +306,7 @@ def lives(f: DerivedColumns, op: str) -> list[TaskLife]:
         The op exists but did not execute there.
     """
     several, tasks = f.job.iterations > 1 and op not in f.job.graph.op_names, f.trace.tasks
-    one = re.fullmatch(r"(.+)\[(\d+)\]", op) if several else None
+    one = re.fullmatch(r"(.+)\[(\d{1,18})\]", op) if several else None
     here = f.counts & (tasks["op"] == f.job.graph.index(one[1] if one else op))
     here &= tasks["iteration"] == int(one[2]) if one else True
     here &= (f.data[: f.n] < f.to_ns) & (f.end >= f.from_ns)

@@ -260,6 +260,7 @@ def test_the_command_answers_about_a_place_and_a_time(tmp_path: Path) -> None:
     one = sim("explain", path, "--set", "iterations=3", "--op", "b[2]").stdout
     assert "'b'[2] on gpu0/0" in one
     assert "'b'[1] on gpu0/0\n" not in one
+    assert sim("explain", path, "--set", "iterations=3", "--op", f"b[{'9' * 5000}]").exit_code == 2
 
 
 @pytest.mark.parametrize(
