@@ -186,13 +186,11 @@ def _bounds(
     static = not has_control_flow(graph)
     ns = least_durations_ns(job if trace is None else trace) if duration_ns is None else duration_ns
     runs, alone, cost = _runs_of_ops(job, trace), _alone(trace), issue_costs_ns(job)
-    flow = None if trace is None else trace.flow  # of heads and tails, if all that is sent is asked for
-    if not static or non_strict_ops(graph).any() or rendezvous_keys(graph).unsure:
-        flow = None
-    elif flow is None:
-        flow = make_flow(job)
+    flow = None  # of heads and tails, if ops wait for all their inputs and all that is sent is asked for
+    if static and not non_strict_ops(graph).any() and not rendezvous_keys(graph).unsure:
+        flow = make_flow(job) if trace is None else trace.flow
     around = ways(job, flow, ns, cost, synchronisation)
-    longest = int((around.start + around.ns + around.tail).max(initial=0))
+    launches_ns = 0 if flow is None else int((around.start + around.ns + around.tail).max(initial=0))
     total = (runs - alone) * ns
     if duration_ns is None:
         total = np.maximum(total, _drawn_ns(job, trace))
@@ -203,7 +201,7 @@ def _bounds(
         **(_streams(load) | _hosts(load) if job.launched.any() else {}),
         **(_links(job, load, flow) if static else {}),
         **_resources(load),
-        "critical path with launches": 0 if flow is None else longest,
+        "critical path with launches": launches_ns,
     }
     return Bounds(by_source, not static and bool((runs > job.iterations).any()))
 
