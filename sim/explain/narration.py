@@ -172,13 +172,10 @@ def explain_text(
     if groups := grouped_gaps(f)[:gaps]:
         lines += ["", "Idle time", *(_group_line(group) for group in groups)]
     if f.part and (found := largest_gaps(f, gaps)):
+        lines += ["", "Longest gaps"]
         lines += [
-            "",
-            "Longest gaps",
-            *(
-                f"  {gap.device:<12} {_when(gap.start_ns, gap.length_ns)}  {gap.reason:<10}  {gap.blame}"
-                for gap in found
-            ),
+            f"  {gap.device:<12} {_when(gap.start_ns, gap.length_ns)}  {gap.reason:<10}  {gap.blame}"
+            for gap in found
         ]
     return "\n".join(lines) + "\n"
 
