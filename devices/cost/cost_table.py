@@ -2,7 +2,9 @@
 
 A table is rows of (shape, latency). Latencies span five decades and shapes go up by factors, so everything
 happens in logarithms: between two neighbours the table follows a power law, at a measured shape it says
-exactly what was measured, and outside the neighbours it warns (:class:`ExtrapolationWarning`)::
+exactly what was measured, and outside the neighbours it warns (:class:`ExtrapolationWarning`). It warns too
+where the neighbours contradict one another, so that what lies between them may be off by more than a factor
+of 2 (:class:`devices.cost.unreliable.UnreliableCostWarning`)::
 
     log latency        o measured
       |            ?.o          inside: between the neighbours
@@ -24,6 +26,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from devices.cost.unreliable import UnreliableCostWarning
 from devices.describe.field_types import TYPES, dtype_name, inside, keys_of
 from sim.base.arrays import BoolArray, FloatArray, IntArray, group_pairs
 from sim.base.errors import InputError, UnknownNameError
@@ -124,9 +127,21 @@ _MEASURED: Final = keys_of(
 # query in a wide gap would see only the crowded side of it and be extrapolated across::
 #
 #     o o o o o   ?         o     nearest by distance: all on the left; by steps: from both sides
+#
+# How far an estimate may be off is told by the neighbours themselves: each is predicted from the others,
+# which takes no more than the inverse of the matrix above (Dubrule, *Cross validation of kriging in a unique
+# neighborhood*, Mathematical Geology 15, 1983)::
+#
+#     o     o           o
+#       o . ? . o                the two next to the query are met by what the others say: a small error
+#     o     o           o
+#       o       .  ?  .          the one on the right lies far from it: a large error, whatever the estimate
+#                        o
 
 _NEIGHBOURS = 32  # points that an estimate uses (all, when there are fewer)
 _RIDGE = 1e-8
+_DETERMINED = 1e-6  # far above what the ridge leaves of an exact zero, far below one over a distance
+_LEAST_TO_JUDGE = 8  # neighbours beyond those that fix a plane: an error from fewer is off by over a quarter
 _NEARER = 0.1  # weight of distances among points at equal steps: decides ties, and little else
 _CHUNK = 128  # queries at a time: bounds the distance table to a few tens of MB for 30,000 points
 
@@ -164,6 +179,27 @@ def nearest_rows(points: FloatArray, queries: FloatArray, count: int) -> IntArra
     return np.nonzero(chosen)[1].reshape(len(queries), count)
 
 
+class Estimates(NamedTuple):
+    """What neighbours say of each query.
+
+    Attributes
+    ----------
+    values : ndarray, shape (q,)
+        The estimates.
+    outside : ndarray of bool, shape (q,)
+        True where the query lies outside the box of its neighbours along some axis: an extrapolation, even
+        when it falls into a corner without points inside the range of them all.
+    errors : ndarray, shape (q,)
+        The standard error of each estimate, in the unit of the values: kriging's own, scaled by how far the
+        neighbours are from what the others say of them. Each counts as much as its weight in the estimate.
+        0 where fewer than eight are left when a plane is fixed: too few to judge by.
+    """
+
+    values: FloatArray
+    outside: BoolArray
+    errors: FloatArray
+
+
 @dataclass(frozen=True, eq=False)
 class Kriging:
     """Measured values, ready to be interpolated.
@@ -180,19 +216,16 @@ class Kriging:
     On a line it is linear interpolation; beyond the end the mean slope of the neighbours goes on.
 
     >>> line = Kriging(np.array([[0.0], [1.0], [3.0]]), np.array([0.0, 10.0, 20.0]))
-    >>> values, outside = line.at(np.array([[0.25], [2.0], [4.0]]))
-    >>> values.round(5).tolist(), outside.tolist()
+    >>> found = line.at(np.array([[0.25], [2.0], [4.0]]))
+    >>> found.values.round(5).tolist(), found.outside.tolist()
     ([2.5, 15.0, 26.66667], [False, False, True])
     """
 
     points: FloatArray
     values: FloatArray
 
-    def at(self, queries: FloatArray) -> tuple[FloatArray, BoolArray]:
-        """Estimate the value at each query from the points around it, and say which lie outside.
-
-        A query lies outside the box of its neighbours along some axis: an extrapolation, even when it falls
-        into a corner without points inside the range of them all.
+    def at(self, queries: FloatArray) -> Estimates:
+        """Estimate the value at each query from the points around it.
 
         Parameters
         ----------
@@ -200,8 +233,7 @@ class Kriging:
             Where to estimate. At a point the estimate is the measured value up to rounding.
         """
         parts = (queries[begin : begin + _CHUNK] for begin in range(0, max(len(queries), 1), _CHUNK))
-        values, outside = zip(*map(self._chunk, parts), strict=True)
-        return np.concatenate(values), np.concatenate(outside)
+        return Estimates(*map(np.concatenate, zip(*map(self._chunk, parts), strict=True)))
 
     @cached_property
     def _levels(self) -> list[FloatArray]:
@@ -221,7 +253,7 @@ class Kriging:
             steps[:, axis] = np.interp(column, levels, np.arange(len(levels))) + beyond
         return np.hstack([steps, _NEARER * places])
 
-    def _chunk(self, queries: FloatArray) -> tuple[FloatArray, BoolArray]:
+    def _chunk(self, queries: FloatArray) -> Estimates:
         count = min(_NEIGHBOURS, len(self.points))
         rows = nearest_rows(self._stepped, self._steps(queries), count)
         near, measured = self.points[rows], self.values[rows]  # (q, count, d), (q, count)
@@ -237,26 +269,79 @@ class Kriging:
         matrix[:, count + 1 :, :count] = offset.transpose(0, 2, 1)
         slopes = np.arange(count + 1, count + terms)
         matrix[:, slopes, slopes] = -_RIDGE
-        right = np.zeros((size, count + terms, 1))
+        right = np.zeros((size, count + terms, 1 + count))
         right[:, :count, 0] = -to_query
         right[:, count, 0] = 1.0
-        weights = np.linalg.solve(matrix, right)[:, :count, 0]
+        right[:, np.arange(count), 1 + np.arange(count)] = 1.0
+        solved = np.linalg.solve(matrix, right)[:, :count]
+        weights, inverse = solved[:, :, 0], solved[:, :, 1:]
 
         # The weights add up to 1; taking the mean aside makes that so beyond the solver's last digits.
         mean = measured.mean(axis=1)
         deviation = measured - mean[:, None]
         estimates = mean + (weights * deviation).sum(axis=1)
         outside = ((offset.min(axis=1) > 0) | (offset.max(axis=1) < 0)).sum(axis=1) > 0
-        return estimates, outside
+        if count < terms + _LEAST_TO_JUDGE:
+            return Estimates(estimates, outside, np.zeros(size))
+        variance = _variance(weights, to_query, between) * _contradiction(weights, inverse, deviation)
+        return Estimates(estimates, outside, np.sqrt(variance))
+
+
+def _variance(weights: FloatArray, to_query: FloatArray, between: FloatArray) -> FloatArray:
+    """Return kriging's variance of the estimates: by geometry alone, per unit of the variogram."""
+    own = _RIDGE * (1 + (weights**2).sum(axis=1))  # of the query and of the neighbours
+    among = (weights[:, None, :] @ between @ weights[:, :, None])[:, 0, 0]
+    found: FloatArray = np.maximum(own + 2 * (weights * to_query).sum(axis=1) - among, 0)
+    return found
+
+
+def _contradiction(weights: FloatArray, inverse: FloatArray, deviation: FloatArray) -> FloatArray:
+    """Return by how much the variance of neighbours exceeds the variogram's, as the others predict them.
+
+    With K the matrix above, leaving point i out gives it the error (K^-1 z)_i / (K^-1)_ii
+    and the variance 1 / (K^-1)_ii. A point that the others do not determine has a 0 there, and says nothing.
+    """
+    pull = (inverse @ deviation[:, :, None])[:, :, 0]
+    own = np.diagonal(inverse, axis1=1, axis2=2)
+    known = own > _DETERMINED
+    ratio = np.where(known, pull**2 / np.where(known, own, 1), 0)
+    share = np.abs(weights)
+    found: FloatArray = (share * ratio).sum(axis=1) / share.sum(axis=1)  # weights add up to 1: never 0
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------------
 
 _LOG_LIMIT = float(np.log(2.0**63)) - 1e-6
+_ROUGH: Final = float(np.log(2)) / 4
+"""Standard error of a logarithm at which a table is rough: a factor of 2 is four of them away."""
 
 
 class ExtrapolationWarning(UserWarning):
     """A table was asked beyond what was measured around the shape."""
+
+
+class Estimate(NamedTuple):
+    """What a table says of many shapes.
+
+    Attributes
+    ----------
+    latency_ns : ndarray of int64, shape (n,)
+    outside : ndarray of bool, shape (n,)
+        True where the shape is extrapolated.
+    error : ndarray of float, shape (n,)
+        Standard error of the latency's logarithm (0.1 is about 10 %), judged by how well the neighbours
+        predict one another; 0 at measured shapes, and where too few are near to judge by.
+    """
+
+    latency_ns: IntArray
+    outside: BoolArray
+    error: FloatArray
+
+    @property
+    def rough(self) -> BoolArray:
+        """Which shapes have neighbours that contradict one another: a factor of 2 is within four errors."""
+        return self.error > _ROUGH
 
 
 @dataclass(frozen=True)
@@ -413,6 +498,8 @@ class CostTable:
         -----
         ExtrapolationWarning
             A shape lies outside the box of the measured shapes nearest to it.
+        UnreliableCostWarning
+            The measured shapes around one contradict one another: it may be off by more than a factor of 2.
         """
         names = [axis.name for axis in self.axes]
         for name in sizes:
@@ -428,22 +515,31 @@ class CostTable:
                 raise InputError(f"{name} must be whole, not {column.dtype}")
         asked = np.stack([column.astype(np.int64).ravel() for column in columns], axis=1)
         distinct, back = np.unique(asked, axis=0, return_inverse=True)
-        latency_ns, outside = self.estimate(distinct)
-        if outside.any():
+        estimate = self.estimate(distinct)
+        where, rough = f"the table of {self.kind!r} on {self.device!r}", estimate.rough & ~estimate.outside
+        if estimate.outside.any():
             ends = zip(self.axes, self.shapes.min(axis=0), self.shapes.max(axis=0), strict=True)
             ranges = ", ".join(f"{axis.name} {low} to {high}" for axis, low, high in ends)
             warnings.warn(
-                f"the table of {self.kind!r} on {self.device!r} was asked for "
-                f"{self._in_words(distinct[outside])}, outside the measured shapes around it (whole table: "
-                f"{ranges}); the result is extrapolated with their slope",
+                f"{where} was asked for {self._in_words(distinct[estimate.outside])}, outside the measured "
+                f"shapes around it (whole table: {ranges}); the result is extrapolated with their slope",
                 ExtrapolationWarning,
                 stacklevel=2,
             )
-        found = latency_ns[back.ravel()].reshape(columns[0].shape)
+        if rough.any():
+            error = np.expm1(float(estimate.error[rough].max()))
+            warnings.warn(
+                f"{where} is unreliable around {self._in_words(distinct[rough])}: the measured shapes "
+                f"contradict one another, so expect errors of {error:.0%}, and some of more than a factor "
+                "of 2. Measure the shape itself",
+                UnreliableCostWarning,
+                stacklevel=2,
+            )
+        found = estimate.latency_ns[back.ravel()].reshape(columns[0].shape)
         return int(found) if found.ndim == 0 else found
 
-    def estimate(self, asked: IntArray) -> tuple[IntArray, BoolArray]:
-        """Return the latencies of shapes, and which are extrapolated, without a warning.
+    def estimate(self, asked: IntArray) -> Estimate:
+        """Return the latencies of shapes, and how sure they are, without a warning.
 
         Parameters
         ----------
@@ -460,7 +556,7 @@ class CostTable:
                 raise InputError(f"{axis.name} is {int(asked[:, column].min())}; it must be positive")
         measured, known = self._measured, list(map(tuple, asked.tolist()))
         latency = np.array([measured.get(shape, 0) for shape in known], dtype=np.int64)
-        log_ns, outside = np.zeros(len(asked)), np.zeros(len(asked), np.bool_)
+        log_ns, error, outside = np.zeros(len(asked)), np.zeros(len(asked)), np.zeros(len(asked), np.bool_)
         missing = np.flatnonzero(latency == 0).tolist()
         rows_of = group_pairs((tuple(asked[row, self._exact].tolist()), row) for row in missing)
         for key, rows in rows_of.items():
@@ -474,12 +570,12 @@ class CostTable:
                     f"the table of {self.kind!r} on {self.device!r} has no measurement with {shown[0]}, and "
                     f"nothing can be said between variants. Measured: {'; '.join(shown[1:])}"
                 )
-            log_ns[rows], outside[rows] = self._variants[key].at(self._position(asked[rows]))
+            log_ns[rows], outside[rows], error[rows] = self._variants[key].at(self._position(asked[rows]))
         if log_ns.max(initial=0) > _LOG_LIMIT:
             worst = asked[int(log_ns.argmax())].tolist()
             raise InputError(f"the table of {self.kind!r} extrapolates to over 292 years at {worst}")
         estimated = np.floor(np.exp(log_ns) + 0.5).astype(np.int64)
-        return np.where(latency > 0, latency, estimated), outside
+        return Estimate(np.where(latency > 0, latency, estimated), outside, error)
 
     def _in_words(self, asked: IntArray) -> str:
         """Return the first of some shapes in words, and how many more there are."""

@@ -1,8 +1,8 @@
 """Warnings of costs that may be off by more than a factor of 2.
 
-A fitted model says how sure it is of each op (:mod:`devices.cost.kernel_costs`). A plain roofline knows no
-launch, no share of the peak that kernels reach, and no time in which computing and moving do not overlap: it
-is a lower bound.
+A fitted model says how sure it is of each op (:mod:`devices.cost.kernel_costs`), a table measures how far its
+neighbours contradict one another (:mod:`devices.cost.cost_table`). A plain roofline knows no launch, no share
+of the peak that kernels reach, and no time in which computing and moving do not overlap: it is a lower bound.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 class UnreliableCostWarning(UserWarning):
     """A cost may be wrong by more than a factor of 2."""
 
+
+class _OfASubject(UnreliableCostWarning):
     def __init__(self, message: str, subject: str) -> None:
         super().__init__(message)
         self.subject = subject
 
 
-class PlainRooflineWarning(UnreliableCostWarning):
+class PlainRooflineWarning(_OfASubject):
     """Ops of a real device take its plain roofline.
 
     Attributes
@@ -26,7 +28,7 @@ class PlainRooflineWarning(UnreliableCostWarning):
     """
 
 
-class BorrowedRateWarning(UnreliableCostWarning):
+class BorrowedRateWarning(_OfASubject):
     """Ops compute at the rate of another data type, as their device has none for their own.
 
     Attributes
@@ -36,7 +38,7 @@ class BorrowedRateWarning(UnreliableCostWarning):
     """
 
 
-class UnusedTableWarning(UnreliableCostWarning):
+class UnusedTableWarning(_OfASubject):
     """No op takes its duration from a measured table that a device has.
 
     Attributes

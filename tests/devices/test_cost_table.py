@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from examples import examples
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from devices.cost.calibration import load_table, save_table
 from devices.cost.cost_table import Axis, CostTable, ExtrapolationWarning, Kriging, nearest_rows
+from devices.cost.unreliable import UnreliableCostWarning
 from sim.base.errors import InputError, UnknownNameError
 
 LINE = [(2**i, 1000 * 3**i) for i in range(6)]
@@ -71,8 +73,89 @@ def test_inside_it_says_nothing() -> None:
 def test_a_gap_is_bridged_from_both_sides() -> None:
     # Fifty shapes crowd at 1 to 50, one lies at 10^6: nearest by distance to 100 are 32 of the crowd.
     crowded = [(x, 1000) for x in range(1, 51)]
-    found = table([*crowded, (10**6, 9000)], Axis("x")).lookup(x=7071)
+    with pytest.warns(
+        UnreliableCostWarning, match="unreliable around x=7071"
+    ):  # nothing near it was measured
+        found = table([*crowded, (10**6, 9000)], Axis("x")).lookup(x=7071)
     assert found == 3000  # half way in logarithms
+
+
+def line(middle: int) -> CostTable:
+    """Return eleven sizes, 4 times apart, that take 10,000 ns, but for the sixth (1024)."""
+    return table([(4**i, middle if i == 5 else 10_000) for i in range(11)], Axis("x"))
+
+
+@pytest.mark.parametrize(
+    ("middle", "rough"), [(13_620, False), (13_650, True), (7_345, False), (7_325, True)]
+)
+def test_rough_is_where_neighbours_miss_one_another(middle: int, rough: bool) -> None:
+    # With d = |ln(middle / 10000)| the sixth size is missed by d by the line through the two beside it, these
+    # are missed by d / 2 and the others by 0; each at a variance of 1 in units of the step ln 4. Half way
+    # between two sizes, each of weight 1/2, the variance of an estimate is 1/2. So beside the sixth the
+    # standard error is sqrt(1/2 (1/2 d^2 + 1/2 d^2 / 4)) = sqrt(5/16) d, one step further it is
+    # sqrt(1/2 * 1/2 d^2 / 4) = d / 4, then 0. It is beyond ln(2) / 4 from d = 0.30999 on: 13634, or 7335.
+    measured, d = line(middle), abs(np.log(middle / 10_000))
+    estimate = measured.estimate(np.array([[512], [2048], [128], [8], [1024]]))
+    beside = np.sqrt(5 / 16) * d
+    assert estimate.error == pytest.approx([beside, beside, d / 4, 0, 0], rel=1e-5, abs=1e-6)
+    assert estimate.rough.tolist() == [rough, rough, False, False, False]
+    assert measured.lookup(x=1024) == middle  # measured, and says nothing: a warning would be an error here
+
+
+def test_a_rough_lookup_says_what_to_expect() -> None:
+    # d = ln 4: errors of 4^sqrt(5/16) - 1 = 117 %.
+    measured = line(40_000)
+    with pytest.warns(
+        UnreliableCostWarning, match="unreliable around x=512 and 1 other shape: .* 117%, and"
+    ) as caught:
+        assert measured.lookup(x=[512, 1024, 2048]).tolist() == [20_000, 40_000, 20_000]  # type: ignore[union-attr]
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+def test_beyond_rough_shapes_one_warning_is_enough() -> None:
+    # The last two of eleven contradict the others: beyond them both warnings would be true.
+    measured = table([(4**i, 10_000 * 8 ** (i == 9)) for i in range(11)], Axis("x"))
+    assert measured.estimate(np.array([[4**11]])).rough.all()
+    with pytest.warns(ExtrapolationWarning) as caught:
+        measured.lookup(x=4**11)
+    assert len(caught) == 1
+
+
+def test_too_few_shapes_to_contradict_one_another() -> None:
+    # A line is fixed by two shapes; with fewer than eight more there is too little to judge by.
+    zigzag = [(4**i, 10_000 * 8 ** (i % 2)) for i in range(10)]
+    assert table(zigzag[:9], Axis("x")).estimate(np.array([[512]])).error.tolist() == [0]
+    assert table(zigzag, Axis("x")).estimate(np.array([[512]])).error[0] > 1
+    assert Kriging(np.array([[1.0]]), np.array([5.0])).at(np.array([[2.0]])).errors.tolist() == [0]
+
+
+@given(st.integers(0, 2**32 - 1))
+@examples(20)
+def test_errors_are_those_of_leaving_each_neighbour_out(seed: int) -> None:
+    # The short cut through the inverse, against predicting every point from the others for real.
+    rng = np.random.default_rng(seed)
+    points, values, query = rng.uniform(0, 3, (12, 2)), rng.normal(size=12), np.array([[1.5, 1.5]])
+    ratio = []
+    for i in range(12):
+        others = Kriging(np.delete(points, i, 0), np.delete(values, i))
+        ratio.append((values[i] - others.at(points[[i]]).values[0]) ** 2 / variance(others, points[i]))
+    whole = Kriging(points, values)
+    # An estimate is linear in the values: its weights are the estimates of unit vectors.
+    weights = [Kriging(points, unit).at(query).values[0] for unit in np.eye(12)]
+    contradiction = np.average(ratio, weights=np.abs(weights))
+    expected = np.sqrt(variance(whole, query[0]) * contradiction)
+    assert whole.at(query).errors[0] == pytest.approx(expected, rel=1e-4)
+
+
+def variance(kriging: Kriging, query: npt.NDArray[np.float64]) -> float:
+    """Return the variance of value(query) - estimate, for a field whose covariance is minus the distance."""
+    n = len(kriging.points)
+    weights = np.array([Kriging(kriging.points, unit).at(query[None]).values[0] for unit in np.eye(n)])
+    places = np.vstack([kriging.points, query])
+    covariance = 1e-8 * np.eye(n + 1) - np.linalg.norm(places[:, None] - places[None, :], axis=2)
+    contrast = np.append(-weights, 1)
+    return float(contrast @ covariance @ contrast)
 
 
 def test_a_corner_without_shapes_is_outside() -> None:
@@ -86,7 +169,8 @@ def test_order_of_rows_does_not_matter() -> None:
     rows = [(a, b, a * b + (a * 7919 + b * 104729) % 50) for a in (1, 2, 4, 8, 9) for b in (1, 3, 10, 30, 31)]
     shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
     ask = {"a": np.arange(1, 10), "b": 17}
-    one, other = (table(given, Axis("a"), Axis("b")).lookup(**ask) for given in (rows, shuffled))  # type: ignore[arg-type]
+    with pytest.warns(UnreliableCostWarning):
+        one, other = (table(given, Axis("a"), Axis("b")).lookup(**ask) for given in (rows, shuffled))  # type: ignore[arg-type]
     assert np.array_equal(one, other)
 
 
@@ -234,5 +318,5 @@ def test_a_constant_is_reproduced_everywhere(
     points: list[tuple[float, float, float]], query: tuple[float, float, float], constant: float
 ) -> None:
     flat = Kriging(np.array(points), np.full(len(points), constant))
-    estimate = flat.at(np.array([query]))[0]
+    estimate = flat.at(np.array([query])).values
     assert estimate[0] == pytest.approx(constant, abs=1e-9)
