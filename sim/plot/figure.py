@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -68,8 +72,27 @@ def save(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
         raise InputError(f"{target}: a picture's name ends in .png, .svg or .pdf")
     whole = figure.get_figure(root=True)
     assert whole is not None
-    with atomic_path(target) as beside, matplotlib.rc_context({"svg.hashsalt": "sim"}):
+    same = matplotlib.rc_context({"svg.hashsalt": "sim"})
+    with atomic_path(target) as beside, same, _one_warning_of_glyphs(target):
         whole.savefig(beside, format=kind, dpi=150, metadata={varies[kind]: None})
+
+
+@contextlib.contextmanager
+def _one_warning_of_glyphs(target: Path) -> Iterator[None]:
+    """Warn once about characters that the font lacks; matplotlib warns each time that one is drawn."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message="Glyph ", category=UserWarning)
+        yield
+    missing: dict[str, None] = {}
+    for each in caught:
+        found = re.match(r"Glyph (\d+) ", str(each.message))
+        if found:
+            missing[chr(int(found[1]))] = None
+        else:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    if missing:
+        shown = " ".join(list(missing)[:12]) + (" ..." if len(missing) > 12 else "")
+        warnings.warn(f"{target}: the font has no glyph for {shown}; boxes are drawn instead", stacklevel=3)
 
 
 def time_unit(longest_ns: int) -> tuple[int, str]:
