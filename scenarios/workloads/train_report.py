@@ -27,13 +27,16 @@ from scenarios.builders.train.training import FULL_ITERATION, Training
 from scenarios.workloads.pipeline_report import memory_peaks, owners
 from scenarios.workloads.step_report import covered_ns
 from sim.base.errors import InputError, OutOfMemoryError
-from sim.base.units import NS_PER_S, format_duration
+from sim.base.units import NS_PER_S, format_duration, round_half_up
 from sim.explain.communication import computes_until_ns, exposed_communication
 from sim.explain.derived import DerivedColumns
 from sim.explain.time_use import OnPath, interval_of
 from sim.export.tables import size
 from sim.graph.graph import Graph
 from sim.trace import Trace
+
+_WORTH_IT: Final = 0.02
+"""Least share of a step that is worth a note."""
 
 
 def peaks_of(training: Training, trace: Trace) -> list[dict[str, Any]]:
@@ -111,7 +114,7 @@ def train_report(
         "exposed_ns": exposed,
         "bubble": sum(of["waits"] for of in times) / (len(times) * step),
         "fits": capacity is None or most <= capacity,
-        "notes": _notes(training),
+        "notes": _notes(training, step, exposed),
     }
 
 
@@ -154,7 +157,50 @@ def _add_kinds(training: Training, stage: StagePart, found: dict[str, tuple[floa
             found[kind] = total + units * ns, off + units * ns * spread
 
 
-def _notes(training: Training) -> list[str]:
+def launch_note(training: Training) -> str | None:
+    """Return a note if launches are left out but would bound an eager step."""
+    host = training.calibration.host
+    if training.cuda_graph != FULL_ITERATION or not (host.issue_cost or host.experts):
+        return None
+    slots = [
+        sum((stage.forward.plus(stage.backward).ns for stage in each.each_stage), 0.0)
+        for each in (training, replace(training, cuda_graph=()))
+    ]
+    if slots[1] < (1 + _WORTH_IT) * slots[0]:
+        return None
+    return (
+        "launches take no time (cuda_graph: full-iteration); with cuda_graph: none a micro-batch takes "
+        f"{100 * (slots[1] / slots[0] - 1):.0f}% longer, as the GPU waits for the host"
+    )
+
+
+def latency_note(training: Training, step: int, exposed: int) -> str | None:
+    """Return a note if latency dominates FSDP's collectives: twice the bytes hardly take longer.
+
+    Parameters
+    ----------
+    training : Training
+    step : int
+        Duration of the step in ns.
+    exposed : int
+        Part of it spent in exposed collectives.
+    """
+    if training.layout.sharding != "fsdp" or not training.parameters_apart or exposed < _WORTH_IT * step:
+        return None
+    layers = (training.timed_part(unit) for unit in training.each_stage[0].units if unit.boundary)
+    parameters = max(of.parameters - of.expert_parameters for of in layers)
+    group, once = training.groups["shard"], training.gather_ns(parameters)
+    latency = 2 * once - training.gather_ns(2 * parameters)  # what does not grow with the bytes
+    if latency < once / 2:
+        return None
+    return (
+        f"a layer is gathered in {format_duration(round_half_up(once))}, of which "
+        f"{format_duration(round_half_up(latency))} are latencies of a ring of {group.size:,} ranks on "
+        f"{group.nodes:,} nodes; with parallel.shard (HSDP) rings are shorter"
+    )
+
+
+def _notes(training: Training, step: int, exposed: int) -> list[str]:
     """Return notes on what the prediction does not cover for this layout."""
     layout, notes = training.layout, [*precision_notes(training), *dispatcher_notes(training)]
     if training.calibration.is_unfitted:
@@ -165,6 +211,8 @@ def _notes(training: Training) -> list[str]:
         notes.append(
             "overlap: dp has no effect here: sharded parameters and gradients pass beside layers anyway"
         )
+    bound = (launch_note(training), latency_note(training, step, exposed))
+    notes += [note for note in bound if note is not None]
     if layout.pp > 1 and layout.sharding == "fsdp":
         notes.append(
             "fsdp in a pipeline keeps parameters and gradients whole within a step, as torchtitan does: it "

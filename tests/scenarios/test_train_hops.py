@@ -11,12 +11,13 @@ from devices.collectives.nccl_tuner import GENERATIONS, PROTOCOLS, NcclTuner
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.layout import ParallelLayout
-from scenarios.builders.train.step import step_trace
+from scenarios.builders.train.step import step_ns, step_trace
 from scenarios.builders.train.training import Training
 from scenarios.workloads.calibrations import named_calibration
 from scenarios.workloads.train_report import (
     changes_that_fit,
     fullest,
+    latency_note,
 )
 
 HOPS = NodeFabrics(*(Fabric(latency_ns={"default": ns}) for ns in (1e3, 10e3)))
@@ -87,6 +88,21 @@ def training(sequence: int = 2048, **layout: object) -> Training:
         batch=6400,
         memory=calibration.memory,
     )
+
+
+def test_fsdp_that_waits_for_messages_says_so() -> None:
+    whole, fewer = training(), training(shard=64)
+    step = step_ns(whole)
+    note = latency_note(whole, step, step // 2)
+    assert note is not None
+    assert (
+        "latencies of a ring of 6,400 ranks on 800 nodes; with parallel.shard (HSDP) rings are shorter"
+        in note
+    )
+    assert step_ns(fewer) < step
+    assert latency_note(whole, step, 0) is None  # hidden
+    assert latency_note(fewer, step, step) is None  # bytes take longer
+    assert latency_note(training(sharding="zero-1"), step, step) is None
 
 
 def test_hsdp_is_a_single_change_that_fits() -> None:

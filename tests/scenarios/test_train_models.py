@@ -701,3 +701,12 @@ def test_what_concerns_an_exchange_that_is_none_is_told(tmp_path: Path) -> None:
             warnings.simplefilter("always")
             run_scenario(load_scenario(tmp_path / "s.yaml"))
         assert [str(w.message).partition(" has no effect: with parallel.ep: 1")[0] for w in caught] == told
+
+
+def test_a_run_says_when_launches_would_bind_it(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(SCENARIO.format(model="qwen3-30b-a3b", more="parallel: {ep: 8, dp: 8}"))
+    shown = " ".join(sim("run", str(tmp_path / "s.yaml")).output.split())
+    assert (
+        "launches take no time (cuda_graph: full-iteration); with cuda_graph: none a micro-batch takes"
+        in shown
+    )
