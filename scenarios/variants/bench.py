@@ -216,8 +216,9 @@ def _refuse_unknown(points: Sequence[Point]) -> None:
             break
     else:
         return
-    for method in dict.fromkeys(point.method for point in points):
-        if method not in (HEFT, RANDOM, OPTIMUM):
+    policies = (point.method for point in points if not point.effort)  # `RANDOM` and `OPTIMUM` have one
+    for method in dict.fromkeys(policies):
+        if method != HEFT:
             scenario.case(method)
 
 

@@ -181,3 +181,7 @@ def test_a_policy_that_does_not_exist_is_told_before_anything_runs(tmp_path: Pat
     assert "--policy: unknown policy 'redy-queue'; did you mean 'ready-queue'?" in found.stderr
     assert not found.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jsp", "shop.jsp"]
+    for method in ("random", "optimum"):  # of the command, and no policies
+        found = sim("bench", str(tmp_path), "--policy", method)
+        assert (found.exit_code, found.stdout) == (2, "")
+        assert f"--policy: unknown policy '{method}'" in found.stderr
