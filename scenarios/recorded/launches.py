@@ -71,7 +71,8 @@ def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int =
     captured = [part for thread in program.threads.values() for part in _capture(program, thread)]
     if gone_ns := sum(_dispatch_ns(program, part) for part in captured):
         what = f"{format_duration(gone_ns)} that the host worked between launches is taken for dispatch"
-        warnings.warn(f"{what}, which goes: this is the most that CUDA graphs can give", stacklevel=3)
+        gone = "which a replay does not repeat: this is the most that CUDA graphs can give"
+        warnings.warn(f"{what}, {gone}", stacklevel=3)
     for part in captured:
         _as_one_launch(program, part, launch_ns, node_ns)
     program.contract({name: [(first, 0)] for first, *others in captured for name in others})
