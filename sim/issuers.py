@@ -213,12 +213,14 @@ def _process_of(graph: Graph, names: Sequence[str]) -> IntArray:
         edges = graph.edges
         pairs = list(zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True))
         of, before = found.tolist(), None
-        while of != before:
+        while of != before:  # from producers to consumers and back, until nothing changes
             before = list(of)
             for a, b in (*pairs, *reversed(pairs)):
-                if (of[a] == UNSET) != (of[b] == UNSET):
-                    of[a] = of[b] = max(of[a], of[b])
-        found = np.maximum(np.array(of, np.int64), 0)
+                if of[a] == UNSET:
+                    of[a] = of[b]
+                elif of[b] == UNSET:
+                    of[b] = of[a]
+        found = np.maximum(np.array(of, np.int64), 0)  # without such neighbours, the first
     return found
 
 

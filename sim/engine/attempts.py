@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from sim.base.arrays import LATEST_NS, MOST_TASKS
+from sim.base.arrays import LATEST_NS, MOST_TASKS, IntArray
 from sim.base.errors import InputError, RunError
 from sim.base.units import format_duration
 from sim.engine.engine import Engine
@@ -153,27 +153,25 @@ def _restart_ns(job: Job, faults: Faults, end_ns: int, step: int) -> int | None:
 
 def _join_attempts(job: Job, attempts: list[Attempt]) -> Trace:
     """Return one trace of all attempts."""
-    first = attempts[0].trace
-    runs = sum(each.trace.job.iterations for each in attempts)
+    traces = [each.trace for each in attempts]
+    first = traces[0]
     noisy_ns = None
     if job.noisy_ns is not None:
-        noisy_ns = np.concatenate([each.trace.job.noisy_ns for each in attempts])
-    whole = replace(job, iterations=runs, noisy_ns=noisy_ns)
-    tasks, transfers = (
-        {
-            name: np.concatenate([getattr(each.trace, of)[name] + _shift(name, each) for each in attempts])
-            for name in getattr(first, of)
-        }
-        for of in ("tasks", "transfers")
-    )
+        noisy_ns = np.concatenate([trace.job.noisy_ns for trace in traces])
+    whole = replace(job, iterations=sum(trace.job.iterations for trace in traces), noisy_ns=noisy_ns)
+
+    def join(name: str, columns: list[IntArray]) -> IntArray:
+        shifted = [column + _shift(name, each) for column, each in zip(columns, attempts, strict=True)]
+        return np.concatenate(shifted)
+
     messages = [each.trace.messages + [_shift(name, each) for name in Message._fields] for each in attempts]
     return Trace(
         whole,
         first.flow,
         first.policy,
-        tasks,
-        transfers,
-        met=np.concatenate([each.trace.met + _shift("id", each) for each in attempts]),
+        {name: join(name, [trace.tasks[name] for trace in traces]) for name in first.tasks},
+        {name: join(name, [trace.transfers[name] for trace in traces]) for name in first.transfers},
+        met=join("id", [trace.met for trace in traces]),
         synchronisation=first.synchronisation,
         messages=np.concatenate(messages),
         in_turn=first.in_turn,

@@ -108,10 +108,10 @@ class Breakdowns:
 
     def carries(self, transfer: Task) -> bool:
         """Whether a transfer can go; if either end has failed, it cannot, and the failure is noticed."""
-        ends = self._ends(transfer)
+        ends = self._endpoints(transfer)
         gone = [device for device in ends if self.is_down(device)]
         if gone and len(gone) < len(ends):
-            self._fails(transfer, any(self._silent[device] for device in gone))
+            self._report_error(transfer, any(self._silent[device] for device in gone))
         return not gone
 
     # -- what the engine tells -----------------------------------------------------------------
@@ -155,7 +155,7 @@ class Breakdowns:
             links = enumerate(self._job.machine.links)
             self._cut({k for k, link in links if link.source in names or link.destination in names})
         for transfer in self._pending(here)[:1]:
-            self._fails(transfer, failed.silent)
+            self._report_error(transfer, failed.silent)
         self._check_health(failed)
 
     def _stops(self, failed: Failed, group: int, devices: tuple[int, ...]) -> bool:
@@ -169,7 +169,7 @@ class Breakdowns:
 
     def _pending(self, here: Set[int]) -> list[Task]:
         """Return the transfers of steps begun that devices were to send or were receiving."""
-        found = [task for task in self._under_way() if sum(d in here for d in self._ends(task)) == 1]
+        found = [task for task in self._under_way() if sum(d in here for d in self._endpoints(task)) == 1]
         flow, alive = self._flow, np.array(self._failed_ns) == _NOT_YET
         sends = np.isin(flow.source, list(here)) & alive[flow.destination]
         nodes = (flow.n_ops + np.flatnonzero(sends)).tolist()
@@ -190,9 +190,9 @@ class Breakdowns:
             at_ns = next_ns + check.timeout_ns
             self._context.call_at(at_ns, self._detect, ("health-check", "master", failed.name))
 
-    def _fails(self, transfer: Task, silent: bool) -> None:
+    def _report_error(self, transfer: Task, silent: bool) -> None:
         """Report an error at the surviving end of a transfer: at once, or after the timeout."""
-        source, destination = self._ends(transfer)
+        source, destination = self._endpoints(transfer)
         by = source if self.is_down(destination) else destination
         told = ("send-recv", self._name(by), self._what(transfer))
         timeout_ns = self._faults.connection_timeout_ns if silent else 0
@@ -219,7 +219,7 @@ class Breakdowns:
 
     def _give_up(self, transfer: Task) -> None:
         if transfer.id not in self._arrived:
-            self._detect(("send-recv", self._name(self._ends(transfer)[1]), self._what(transfer)))
+            self._detect(("send-recv", self._name(self._endpoints(transfer)[1]), self._what(transfer)))
 
     def _timed_out(self, collective: Task) -> None:
         device = int(self._job.device_of[collective.op])
@@ -254,13 +254,13 @@ class Breakdowns:
 
     # -- where a task is -----------------------------------------------------------------------
 
-    def _ends(self, transfer: Task) -> tuple[int, int]:
+    def _endpoints(self, transfer: Task) -> tuple[int, int]:
         k = transfer.op - self._flow.n_ops
         return int(self._flow.source[k]), int(self._flow.destination[k])
 
     def _route(self, transfer: Task) -> tuple[int, ...]:
         k = transfer.op - self._flow.n_ops
-        return self._job.machine.route(*self._ends(transfer), int(self._flow.tensor[k]))
+        return self._job.machine.route(*self._endpoints(transfer), int(self._flow.tensor[k]))
 
     def _devices(self, task: Task) -> tuple[int, ...]:
         """Return where a task runs, or the devices on the way of a transfer."""
@@ -272,7 +272,7 @@ class Breakdowns:
             through = [
                 machine.device_index(name) for link in links for name in (link.source, link.destination)
             ]
-            self._routes[task.op] = tuple(dict.fromkeys((*self._ends(task), *through)))
+            self._routes[task.op] = tuple(dict.fromkeys((*self._endpoints(task), *through)))
         return self._routes[task.op]
 
 

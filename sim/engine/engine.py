@@ -116,9 +116,10 @@ class Engine(RunState):
         if self.gives_back:
             self._give_back(ended)
         for task in ended:
-            # Under "issue" the policy already heard of a launched task when it was issued.
-            told = self.asynchronous and (task.group < 0 or not (task.dead or self.executed[task.op]))
-            self._pass_on(self._now_ready(task), task, not told or task.stream == BACKGROUND)
+            # Under "issue" the policy already heard of a launched task when it was put on its stream.
+            launched = task.group < 0 or not (task.dead or self.executed[task.op])
+            heard = self.asynchronous and launched and task.stream != BACKGROUND
+            self._pass_on(self._now_ready(task), task, not heard)
         memory = self.memory  # under control flow, memory that no token refers to any more is free now
         if self.starved and memory is not None and memory.watcher is not None and memory.has_freed():
             self._feed()
@@ -177,30 +178,32 @@ class Engine(RunState):
                 blocked = self.blocked[device]
                 while blocked:
                     self._try_again(blocked.popleft())
-        for task in ended if self.observers else ():
-            tell(self.observers, "ended", task)
+        if self.observers:
+            for task in ended:
+                tell(self.observers, "ended", task)
         if self.memory is not None and self.memory.follows_ends:
-            freed = [self.memory.release(task) for task in ended]
+            freed = [self.memory.release(task) for task in ended]  # of all, so `any` must not stop early
             if any(freed) and self.starved:
                 self._feed()
 
-    def _pass_on(self, now_ready: list[Task], task: Task, tell: bool, by: Issuer | None = None) -> None:
+    def _pass_on(self, now_ready: list[Task], task: Task, announce: bool, by: Issuer | None = None) -> None:
         """Continue the Recvs whose request `task` met, then announce the tasks that it made eligible.
 
-        `by` is the issuer that noticed; by default, the one that took `task` and stayed with it.
+        An empty list is announced only if `announce`. `by` is the issuer that noticed; by default, the one
+        that took `task` and stayed with it.
         """
         if by is None and task.id not in self.let_go:
             by = task.issuer
         if self.rendezvous is not None:
             for recv in self.rendezvous.take_arrived():
                 self._receive(recv, by)
-        if now_ready or tell:
-            self._eligible(now_ready, task, tell, by)
+        if now_ready or announce:
+            self._eligible(now_ready, task, announce, by)
 
     def _eligible(
-        self, tasks: list[Task], cause: Task | None = None, tell: bool = True, by: Issuer | None = None
+        self, tasks: list[Task], cause: Task | None = None, announce: bool = True, by: Issuer | None = None
     ) -> None:
-        """Stamp new tasks and announce them to the policy (an empty list only if `tell`); issue transfers."""
+        """Stamp new tasks and announce them, also an empty list if `announce`; issue transfers."""
         if self.open is not None:
             if self.failing is not None:
                 tasks = [task for task in tasks if task.group >= 0 or not self.failing.is_aborted(task)]
@@ -217,7 +220,7 @@ class Engine(RunState):
         if cause is None:
             for task in issued:
                 self.policy.ready(task)
-        elif issued or tell:
+        elif issued or announce:
             self.policy.ended(cause, issued, by)
         if len(issued) < len(tasks):
             for task in tasks:

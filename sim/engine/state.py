@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
+from functools import partial
 from itertools import count
 from math import inf
 from typing import Any
@@ -304,17 +305,13 @@ class RunState:
         self.touched: set[int] = set()  # streams where something has changed
         self.launch_queues = [LaunchQueue(device.queue_depth) for device in machine.devices]
         paces = {} if conditions is None else conditions.paces
-        self.processors: list[Processor | None] = [
-            Paced(device, context, paces[d])
-            if d in paces
-            else device.processor(device, context)
-            if device.processor
-            else None
-            for d, device in enumerate(machine.devices)
-        ]
-        for device, processor in zip(machine.devices, self.processors, strict=True):
+        self.processors: list[Processor | None] = []
+        for d, device in enumerate(machine.devices):
+            make = partial(Paced, pace=paces[d]) if d in paces else device.processor
+            processor = None if make is None else make(device, context)
             if processor is not None:
                 require_call(f"the processor of {device.name!r}", processor, "task", method="start")
+            self.processors.append(processor)
         self.messages = array("q")  # flattened fields of each `Message` in turn
         self.network = make_network(job, self.flow, context)
         if conditions is not None:

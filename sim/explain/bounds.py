@@ -189,7 +189,7 @@ def _bounds(
     flow = None  # of heads and tails, if ops wait for all their inputs and all that is sent is asked for
     if static and not non_strict_ops(graph).any() and not rendezvous_keys(graph).unsure:
         flow = make_flow(job) if trace is None else trace.flow
-    around = ways(job, flow, ns, cost, synchronisation)
+    around = heads_and_tails(job, flow, ns, cost, synchronisation)
     launches_ns = 0 if flow is None else int((around.start + around.ns + around.tail).max(initial=0))
     total = (runs - alone) * ns
     if duration_ns is None:
@@ -283,13 +283,13 @@ class _Load(NamedTuple):
     total_ns: IntArray
     cost: IntArray
     runs: IntArray
-    ways: HeadsAndTails
+    around: HeadsAndTails
     exact: bool
 
     @property
     def around_ops(self) -> HeadsAndTails:
         """The heads and tails of ops, without transfers."""
-        return HeadsAndTails(*(column[: len(self.ns)] for column in self.ways))
+        return HeadsAndTails(*(column[: len(self.ns)] for column in self.around))
 
     def between(self, head: IntArray, body: IntArray, tail: IntArray, capacity: int = 1) -> int:
         """Return the least time of a machine with some tasks."""
@@ -400,14 +400,14 @@ def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
     moved = moved[np.diff(moved, prepend=-1) != 0]
     tensor, there = np.divmod(moved, n_devices)
     routes, way = machine.distinct_routes(home[tensor], there, tensor)
-    ways = [Travel.along(machine, *each) for each in routes]
+    travels = [Travel.along(machine, *each) for each in routes]
     moves, which = distinct_rows(way, graph.tensor_nbytes[tensor])
     held, nbytes, longest = ([0] * len(machine.links) for _ in range(3))
     used: set[int] = set()
-    for (k, size), count in zip(moves, np.bincount(which).tolist(), strict=True):
-        ns, route = ways[k].ns(size), routes[k][2]
-        used.update(machine.channels[link] for link in route)
-        for k in {machine.channels[link] for link in route}:
+    for (each, size), count in zip(moves, np.bincount(which).tolist(), strict=True):
+        ns, channels = travels[each].ns(size), {machine.channels[link] for link in routes[each][2]}
+        used |= channels
+        for k in channels:
             held[k] += ns * count * job.iterations
             longest[k] = max(longest[k], ns)
             nbytes[k] += size * count * job.iterations
@@ -418,14 +418,15 @@ def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
         flows = link.latency_ns + flowing
         by_sharing = {"serial": held[k], "shared": flows, "fifo": flows, "independent": longest[k]}
         out[k] = by_sharing[link.sharing]
-    for k, ns in _serial_links(load, flow).items() if flow is not None else ():
-        out[k] = max(out.get(k, 0), ns)
+    if flow is not None:
+        for k, ns in _serial_links(load, flow).items():
+            out[k] = max(out.get(k, 0), ns)
     return {f"link {machine.links[k].name}": ns for k, ns in out.items()}
 
 
 def _serial_links(load: _Load, flow: Flow) -> dict[int, int]:
     """Bound each serial link by its transfers, and by the time before and after them."""
-    job, around = load.job, load.ways
+    job, around = load.job, load.around
     routes, way = job.machine.distinct_routes(flow.source, flow.destination, flow.tensor)
     transfers = Csr.group(way, np.arange(flow.n_ops, flow.n_nodes), len(routes))
     over: dict[int, list[IntArray]] = {}
@@ -542,7 +543,7 @@ class HeadsAndTails(NamedTuple):
     tail: IntArray
 
 
-def ways(
+def heads_and_tails(
     job: Job, flow: Flow | None, ns: IntArray, cost: IntArray, synchronisation: str | None
 ) -> HeadsAndTails:
     """Return the heads and tails of a job.

@@ -110,7 +110,7 @@ def _attempt(trace: Record, k: int) -> dict[str, Any]:
             {"time_ns": begin_ns + of.time_ns, "part": of.kind, "name": of.name, "cause": of.cause}
             for of in own.broken
         ],
-        "detection": seen and seen._replace(time_ns=begin_ns + seen.time_ns)._asdict(),
+        "detection": None if seen is None else seen._asdict() | {"time_ns": begin_ns + seen.time_ns},
     }
 
 

@@ -151,9 +151,9 @@ def _bubble(f: DerivedColumns, d: int) -> dict[str, int]:
     rows = np.flatnonzero(f.device == d)
     step, phase = f.trace.tasks["iteration"][rows], graph.phase_code[f.trace.tasks["op"][rows]]
     start, end = f.begins[rows], f.trace.occupied_until_ns[rows]
+    names = (*graph.phases, "")  # the last: of ops without a phase, whose code is -1
     is_forward, is_backward = (
-        np.array([bool(set(letters) & set(name)) for name in (*graph.phases, "")])[phase]
-        for letters in ("F", "BI")
+        np.array([bool(set(letters) & set(name)) for name in names])[phase] for letters in ("F", "BI")
     )
     steps, of = np.unique(step, return_inverse=True)
     first, ends = np.full(len(steps), makespan), np.zeros((2, len(steps)), np.int64)
@@ -162,6 +162,7 @@ def _bubble(f: DerivedColumns, d: int) -> dict[str, int]:
     np.minimum.at(first, of[begin], start[begin])
     np.maximum.at(ends[0], of[forward], end[forward])
     np.maximum.at(ends[1], of, end)
+    # The ends of warm-up, steady state and drain of the first step, then of the second, ...
     cuts = [0, *np.stack((first, np.maximum(first, ends[0]), ends[1]), axis=1).ravel().tolist()]
     cuts[-1] = makespan
     at = np.maximum.accumulate(cuts)
@@ -222,10 +223,8 @@ class WaitWalk:
         # `data` gives Python's integers, as lists do, which would take five times the memory.
         self.start, self.end, self.producer = f.row_start.data, f.row_end.data, f.last_producer.data
         self.before = np.concatenate((f.before_on_lane, np.full(len(moved["start_ns"]), UNSET))).data
-        pair = np.minimum(moved["source"], moved["destination"]) * len(f.devices)
-        pairs, which = np.unique(
-            pair + np.maximum(moved["source"], moved["destination"]), return_inverse=True
-        )
+        low, high = np.sort((moved["source"], moved["destination"]), axis=0)
+        pairs, which = np.unique(low * len(f.devices) + high, return_inverse=True)
         self.label = np.concatenate((label, len(names) + which)).data
         ends = (tuple(f.devices[end].name for end in divmod(each, len(f.devices))) for each in pairs.tolist())
         self.names = names + [f"transfer {a}<->{b}" for a, b in ends]
@@ -308,18 +307,20 @@ def breakdown_line(f: DerivedColumns) -> str:
     own = breakdown(f)
     terms = _terms(f, own)
     largest = sorted(terms, key=lambda part: -terms[part])[:3]
-    told = [f"{format_duration(terms[part])} {_noun(part, f)}" for part in largest if terms[part]]
-    if "bubble" in terms:
-        phases = ", ".join(f"{name} {format_duration(ns)}" for name, ns in own.bubble.items())
-        phases += f"; most of it waiting for {next(iter(own.waits_for), '')}"
-        told = [term + f" ({phases})" * term.endswith(" bubble") for term in told]
-    rest = f.trace.makespan_ns - sum(terms[part] for part in largest)
-    used = [f.devices[d] for d in np.unique(f.device).tolist()]
-    of = f"{own.device}: " if len(used) > 1 else ""
-    host = [device.workers for device in used if device.name == own.device] > [0]
-    if host and any(not device.workers for device in used):
+    phases = ", ".join(f"{name} {format_duration(ns)}" for name, ns in own.bubble.items())
+    about = {"bubble": f" ({phases}; most of it waiting for {next(iter(own.waits_for), '')})"}
+    told = [
+        f"{format_duration(terms[part])} {_noun(part, f)}{about.get(part, '')}"
+        for part in largest
+        if terms[part]
+    ]
+    if rest := f.trace.makespan_ns - sum(terms[part] for part in largest):
+        told.append(f"{format_duration(rest)} other")
+    workers = {f.devices[d].name: f.devices[d].workers for d in np.unique(f.device).tolist()}
+    of = f"{own.device}: " if len(workers) > 1 else ""
+    if workers.get(own.device) and 0 in workers.values():  # a CPU is the busiest, beside GPUs
         of = f"host-bound: {of}"
-    return of + (", ".join(told + [f"{format_duration(rest)} other"] * bool(rest)) or "takes no time")
+    return of + (", ".join(told) or "takes no time")
 
 
 def breakdown_text(f: DerivedColumns, bound_ns: int | None = None) -> str:
@@ -389,7 +390,7 @@ def _phases(found: MakespanChange) -> str:
     """Return in words how much longer a bubble is in each phase."""
     longer = _minus(found.a.bubble, found.b.bubble)
     told = ", ".join(f"{name} {_signed_time(longer[name])}" for name in BUBBLE if name in longer)
-    return f" ({told})" * bool(told)
+    return f" ({told})" if told else ""
 
 
 def _signed_terms(
@@ -398,13 +399,14 @@ def _signed_terms(
     """Return the three largest parts in words, and the sum of the rest and of those below a twentieth."""
     largest = sorted((part for part in more if more[part]), key=lambda part: -abs(more[part]))
     shown = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
+    about = {"bubble": _phases(found)}
     terms = [
-        f"{_signed_time(more[part])} {_noun(part, a if more[part] > 0 else b)}"
-        + _phases(found) * (part == "bubble")
+        f"{_signed_time(more[part])} {_noun(part, a if more[part] > 0 else b)}{about.get(part, '')}"
         for part in shown
     ]
-    rest = total - sum(more[part] for part in shown)
-    return ", ".join(terms + [f"{_signed_time(rest)} other"] * (rest != 0))
+    if rest := total - sum(more[part] for part in shown):
+        terms.append(f"{_signed_time(rest)} other")
+    return ", ".join(terms)
 
 
 def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: str) -> str:
@@ -415,7 +417,7 @@ def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: 
     if part == "bubble":
         longer = _minus(found.a.waits_for, found.b.waits_for)
         whom = max(longer, key=lambda name: longer[name], default="")
-        return _WORDS[part][1] + _phases(found) + f", most of it waiting for {whom}" * bool(whom)
+        return _WORDS[part][1] + _phases(found) + (f", most of it waiting for {whom}" if whom else "")
     if part == "compute":
         took, before = _durations_ns(a, device), _durations_ns(b, found.b.device)
         if len(took) != len(before):

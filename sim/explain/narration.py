@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -91,7 +92,7 @@ def largest_gaps(what: Record | DerivedColumns, limit: int = 5) -> list[Gap]:
     return [_gap(f, pieces, k) for k in longest.tolist()]
 
 
-def grouped_gaps(facts: DerivedColumns) -> list[GapGroup]:
+def grouped_gaps(f: DerivedColumns) -> list[GapGroup]:
     """Return all idle stretches by reason and device, the largest total first.
 
     Devices that were idle for the same lengths of time, for the same reason, form one group, as the ranks of
@@ -109,19 +110,19 @@ def grouped_gaps(facts: DerivedColumns) -> list[GapGroup]:
     ...     print(group.devices, group.reason, group.total_ns, group.times, group.median_ns)
     ('gpu0',) issue 25 3 5
     """
-    pieces = idle_pieces(facts)
+    pieces = idle_pieces(f)
     devices: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for here in _runs(pieces):
         same = (int(pieces.reason[here[0]]), tuple(np.sort(pieces.length_ns[here]).tolist()))
         devices.setdefault(same, []).append(int(here[pieces.length_ns[here].argmax()]))
     groups = [
         GapGroup(
-            devices=tuple(facts.devices[int(pieces.device[k])].name for k in longest),
+            devices=tuple(f.devices[int(pieces.device[k])].name for k in longest),
             reason=REASONS[reason],
             total_ns=sum(lengths),
             times=len(lengths),
             median_ns=lengths[len(lengths) // 2],
-            longest=_gap(facts, pieces, longest[0]),
+            longest=_gap(f, pieces, longest[0]),
         )
         for (reason, lengths), longest in devices.items()
     ]
@@ -198,7 +199,8 @@ def op_text(f: DerivedColumns, op: str, most: int = 5) -> str:
             f"  {_when(*piece[1:3])}  {piece.reason:<10}  {piece.blame}".rstrip() for piece in life.pieces
         ]
         before = [step for step in life.path if step.end_ns <= f.begins[life.row]][-most:]
-        lines += ["  what led to it, last step last:"] * bool(before)
+        if before:
+            lines.append("  what led to it, last step last:")
         lines += [
             f"    {_when(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}"
             for step in before
@@ -362,7 +364,7 @@ def _host_lines(f: DerivedColumns, most: int) -> list[str]:
     lines, whole = [], f.to_ns - f.from_ns
     for key, spent in host_time(f).items():
         lines += ["", f"Host time by {key}{', with all that it calls' if key == 'module' else ''}"]
-        for name, (ns, ops) in [*spent.items()][:most]:
+        for name, (ns, ops) in islice(spent.items(), most):
             lines.append(f"  {shorten(name):<40} {format_duration(ns):>10}  {_percent(ns, whole)}  {ops} x")
     return lines
 

@@ -92,10 +92,10 @@ def executed_path(what: Record | DerivedColumns, last: int | None = None) -> lis
 class _Walk:
     """Walks back in time along the path."""
 
-    def __init__(self, facts: DerivedColumns) -> None:
-        self.f = facts
+    def __init__(self, f: DerivedColumns) -> None:
+        self.f = f
         # As lists, because a walk reads single entries.
-        self.at = SimpleNamespace(**{name: getattr(facts, name).tolist() for name in _READ})
+        self.at = SimpleNamespace(**{name: getattr(f, name).tolist() for name in _READ})
         self.steps: list[PathStep] = []
         self.seen: set[_Place] = set()
 

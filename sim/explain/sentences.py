@@ -38,12 +38,12 @@ class Blame(NamedTuple):
     row: int
 
 
-def blame(facts: DerivedColumns, reason: str, row: int, at_ns: int) -> Blame:
+def blame(f: DerivedColumns, reason: str, row: int, at_ns: int) -> Blame:
     """Return what keeps a task from starting.
 
     Parameters
     ----------
-    facts : DerivedColumns
+    f : DerivedColumns
     reason : str
         One of `sim.explain.idle.REASONS`.
     row : int
@@ -51,7 +51,7 @@ def blame(facts: DerivedColumns, reason: str, row: int, at_ns: int) -> Blame:
     at_ns : int
         The time in question.
     """
-    return Blame(reason, *_SENTENCES[reason](facts, row, at_ns))
+    return Blame(reason, *_SENTENCES[reason](f, row, at_ns))
 
 
 def task_text(f: DerivedColumns, row: int) -> str:

@@ -472,8 +472,8 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
     # Slots of idle issuers come first, then those in which lanes or groups are sorted.
     after = len(group) + max(int(job.machine.first_stream[-1]), job.n_groups)
     first = after + np.concatenate((np.zeros(1, np.int64), np.cumsum(total)))
-    zeros = np.zeros(len(sizes), np.int64)
-    nothing = np.zeros(1, np.int64)
+    zeros, nothing = np.zeros(len(sizes), np.int64), np.zeros(1, np.int64)
+    most_in_flight = 0 if order.in_flight is None else min(order.in_flight, flow.n_nodes * job.iterations)
     return {
         "keeping": order.kind == "keep",
         "stealing": order.kind == "steal",
@@ -496,9 +496,7 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
         "window": window,
         "window_end": np.minimum(window, total),
         "in_flight": zeros.copy(),
-        "most_in_flight": 0
-        if order.in_flight is None
-        else min(order.in_flight, flow.n_nodes * job.iterations),
+        "most_in_flight": most_in_flight,
     }
 
 

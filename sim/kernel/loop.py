@@ -584,11 +584,9 @@ class Run:
             if at > self.now:
                 if not self.wait[task]:
                     self.wait[task] = LAUNCH
-                # In these cases others may still come before it.
+                # In these cases others may still come before it, so the stream is looked at again.
                 if self.partition[lane] >= 0 or self.takes == AT_START or meets:
-                    if (
-                        self.waking[lane] != at
-                    ):  # look at the stream again: its event is numbered after the tasks
+                    if self.waking[lane] != at:  # its event is numbered after those of the tasks
                         self.waking[lane] = at
                         self.schedule(2 * at, self.n_tasks + lane)
                     continue

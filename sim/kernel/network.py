@@ -52,7 +52,7 @@ class Net:
 
     Parameters
     ----------
-    routes : Routes
+    routes : RouteColumns
     most : int
         Number of transfers in the run: as many can be on their way at once.
 

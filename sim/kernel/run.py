@@ -157,7 +157,7 @@ def to_the_end(kernel: Any) -> None:
     rounds, began = 1, perf_counter()
     while kernel.run(rounds):
         now = perf_counter()
-        rounds = 2 * rounds if now - began < _SLICE_S else rounds // 2 or 1
+        rounds = 2 * rounds if now - began < _SLICE_S else max(rounds // 2, 1)
         began = now
 
 
