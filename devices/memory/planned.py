@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -375,7 +375,7 @@ class PlannedAllocator(Allocator):
         events: Iterable[MemoryEvent],
         capacity: int | DeviceMemory | None = None,
         *,
-        planner: str = "greedy",
+        planner: Literal["relay", "relax", "greedy"] = "greedy",
         alignment: Alignment = 1,
         name: str = "device",
     ) -> None:

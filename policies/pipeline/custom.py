@@ -18,7 +18,7 @@ from pathlib import Path
 from policies.pipeline.evaluate import UNIT_TIMES, Evaluation, evaluate
 from policies.pipeline.pipeline_schedule import Action, Programs, Schedule, Slot, is_communication, parse_slot
 from policies.pipeline.validate import validate
-from sim.base.errors import InputError, in_file
+from sim.base.errors import InputError, error_path, in_file
 from sim.base.files import read_text
 
 
@@ -62,7 +62,8 @@ def custom(
     """
     if (file is None) == (order is None):
         raise InputError("a custom schedule needs a table of actions: give either file or order")
-    programs = read_csv(file) if file is not None else parse_csv(order or "")
+    with error_path("order" if file is None else "file"):
+        programs = read_csv(file) if file is not None else parse_csv(order or "")
     schedule = from_programs(programs, replicas=replicas)
     for what, wanted, found in (
         ("ranks", ranks, schedule.ranks),

@@ -66,7 +66,8 @@ def _describe(
     }
     there = [_existing(fault["loc"], given) for fault in faults]
     shapes = [
-        fault["type"] in _SHAPES or (fault["type"] in _PLAIN and isinstance(fault["input"], dict | list))
+        fault["type"] in _SHAPES
+        or (isinstance(fault["input"], dict | list) and (fault["type"] in _PLAIN or _is_of_reader(fault)))
         for fault in faults
     ]
     fitting = {at for shape, at in zip(shapes, there, strict=True) if not shape}
@@ -106,6 +107,11 @@ def _existing(loc: Loc, given: Any) -> Loc:
             given = given[key]
             found.append(part)
     return tuple(found)
+
+
+def _is_of_reader(fault: Any) -> bool:
+    """Whether a member of a union refuses a value as a whole before it is read: no quantity is a list."""
+    return fault["type"] == "scenario" and str(fault["loc"][-1]).startswith("function-before")
 
 
 def _message(fault: Any, *others: Any) -> str:

@@ -243,7 +243,7 @@ class KeptRows:
                 done(len(self.rows), len(points))
         except KeyboardInterrupt:
             told = f"{len(self.rows)} of {len(points)} points are done"
-            if self.path is not None and self.rows:
+            if self.path is not None and not all(map(is_invalid, self.rows.values())):
                 told += f"; {self.path} keeps them, and the same command goes on there"
             rows = [self.rows[point.key] for point in points if point.key in self.rows]
             raise Interrupted(rows, told) from None

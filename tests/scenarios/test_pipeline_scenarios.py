@@ -368,6 +368,7 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
             "should be 'never', 'except_last' or 'always', not 'allways'; did you mean 'always'?",
         ),
         (in_pipeline(skips="[{from: 1, to: 1, size: 1MB}]"), "leads to a later stage, not from 1 to 1"),
+        (["policy={name: custom, file: no.csv}"], "no.csv}: policy.file: "),
     ],
 )
 def test_wrong_pipelines_are_told(tmp_path: Path, sets: list[str], message: str) -> None:

@@ -176,6 +176,10 @@ def test_lifetimes_follow_the_policy_unless_given(tmp_path: Path) -> None:
             "memory.allocator={name: pool, limits: {block1: 3}}",
             "memory.allocator.limits.block1: 3 has no unit",
         ),
+        (
+            "memory.allocator={name: planned, planner: greedyy}",
+            "memory.allocator.planner: should be .* not 'greedyy'; did you mean 'greedy'",
+        ),
         ("memory.devices={gpu1: bfc}", "memory.devices.gpu1: unknown device 'gpu1'; did you mean 'gpu0'"),
         ("memory={when_full: stop}", "should be 'error' or 'wait', not 'stop'"),
         ("memory={lifetme: issue}", "did you mean 'lifetime'"),

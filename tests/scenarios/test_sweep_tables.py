@@ -72,6 +72,18 @@ def test_a_sweep_that_goes_on_says_what_was_done_before(tmp_path: Path) -> None:
     assert done.stderr == f"{told}wrote {out}\n"
 
 
+def test_only_points_that_ran_are_said_to_be_kept(tmp_path: Path) -> None:
+    path, out = write(tmp_path), tmp_path / "t.csv"
+
+    def stop(k: int, n: int) -> None:
+        if k == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match=r"2 of 3 points are done$"):
+        sweep(Variants(path), points_of(["seed=x,y,z"]), out=out, done=stop)
+    assert not Path(f"{out}.points").exists()
+
+
 def test_points_that_a_full_disk_cut_off_cost_none_of_those_that_follow(tmp_path: Path) -> None:
     path, out = write(tmp_path), tmp_path / "t.csv"
     vary = ["--vary", "seed=1,2,3"]
