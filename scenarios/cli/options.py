@@ -89,6 +89,7 @@ from typing import Any, Final
 
 import typer
 
+from scenarios.cli.output import json_alone
 from scenarios.docstrings import ParameterDoc, read_docstring
 from sim.base.errors import InputError, SimError, UnknownNameError
 from sim.base.plugins import Allowed
@@ -136,6 +137,8 @@ def as_command(
     @wraps(verb)
     def run(**given: Any) -> Any:
         with ExitStack() as stack:
+            if ours and given.get("json"):
+                stack.enter_context(json_alone())
             if "limit" in more:
                 stack.enter_context(time_limit(given.pop("limit")))
             if "theme" in more and (theme := given.pop("theme")) is not None:

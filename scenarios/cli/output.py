@@ -19,7 +19,7 @@ import textwrap
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 from unicodedata import combining, east_asian_width
@@ -140,8 +140,9 @@ def place_of_other_code(error: BaseException) -> str | None:
             package = (file.relative_to(_ROOT) if file.is_relative_to(_ROOT) else file).parts[0]
             calls.append((file, int(line), package))
     for file, line, package in reversed(calls):
-        ours = package in _OURS and (not file.is_absolute() or file.is_relative_to(_ROOT))
-        library = any(file.is_relative_to(folder) for folder in libraries) and package not in plugins
+        real = file.resolve()  # a virtual environment may be a link
+        ours = package in _OURS and (not file.is_absolute() or real.is_relative_to(_ROOT))
+        library = any(real.is_relative_to(folder) for folder in libraries) and package not in plugins
         if file.is_file() and not library and not ours:
             return f"{file}:{line}"
     return None
@@ -229,9 +230,24 @@ def _width(text: str) -> int:
     return len(text) if text.isascii() else sum(wide)
 
 
+_answers: list[TextIO] = []
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Keep stdout for `print_json` in the block: what a policy of the user's own prints goes to stderr."""
+    _answers.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _answers.pop()
+
+
 def print_json(value: Any) -> None:
     """Print a value as JSON; equal values give equal bytes."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    print(text, file=_answers[-1] if _answers else None)
 
 
 def print_told(told: Result | Comparison) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -114,6 +115,7 @@ def _heard_once() -> Iterator[Callable[[], object]]:
 
 
 def _begin(begin: Callable[[], None]) -> None:
+    sys.stdout = sys.stderr  # the table, or JSON, is for the process that started this one to print
     begin()
     parent = parent_process()
     assert parent is not None

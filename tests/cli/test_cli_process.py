@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import sysconfig
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -12,9 +14,10 @@ from pathlib import Path
 
 import pytest
 from cli_runner import COMPARE, sim
-from scenario_texts import GOOD, write
+from scenario_texts import GOOD, changed, write
 
 from scenarios.cli import running
+from scenarios.cli.output import place_of_other_code
 from scenarios.cli.running import progress
 
 
@@ -46,6 +49,27 @@ def test_a_reader_that_leaves_early_is_no_traceback(tmp_path: Path) -> None:
         assert running.stderr is not None
         running.stdout.close()
         assert running.stderr.read() == ""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_a_user_s_code_prints_is_no_part_of_the_json(tmp_path: Path, jobs: int) -> None:
+    (tmp_path / "prints.py").write_text(
+        "from policies.issue.ready_queue import ReadyQueue\nprint('imported')\n"
+        "class Prints(ReadyQueue):\n    def ready(self, task):\n        print('ready')\n"
+        "        super().ready(task)\n"
+    )
+    path = write(tmp_path, changed("ready-queue", "'prints:Prints'"))
+    done = process("sweep", path, "--vary", "seed=1,2", "--jobs", jobs, "--allow-code", "--json")
+    assert [row["error"] for row in json.loads(done.stdout)] == [None, None]
+    assert set(done.stderr.splitlines()) == {"imported", "ready"}
+
+
+def test_a_library_behind_a_link_is_no_code_of_the_user(tmp_path: Path) -> None:
+    file = tmp_path / "lib" / "heapq.py"
+    file.parent.symlink_to(sysconfig.get_path("stdlib"))
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(compile("1 / 0", file, "exec"), {"__name__": "heapq"})
+    assert place_of_other_code(caught.value.with_traceback(caught.tb.tb_next)) is None
 
 
 def test_progress_appears_only_when_it_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
