@@ -486,7 +486,8 @@ def _on_one_stream(trace: Trace) -> list[tuple[str, int]]:
     if trace.job.streams is not None:
         return []
     machine = trace.job.machine
-    used = np.bincount(trace.tasks["stream"][~trace.alone], minlength=machine.first_stream[-1])
+    streams = trace.tasks["stream"]
+    used = np.bincount(streams[streams >= 0], minlength=machine.first_stream[-1])
     found = []
     for device, (first, end) in zip(machine.devices, pairwise(machine.first_stream), strict=True):
         here = used[first:end]

@@ -69,3 +69,22 @@ def test_streams_that_ops_name_in_vain_are_told_in_one_line(tmp_path: Path) -> N
     assert told not in " ".join(sim("run", file, "--set", "policy.streams=recorded").stdout.split())
     compared = " ".join(sim("compare", file).stdout.split())
     assert "which nothing follows under one; to let" in compared
+
+
+def test_ops_of_a_branch_not_taken_are_on_no_stream(tmp_path: Path) -> None:
+    file = tmp_path / "branch.yaml"
+    file.write_text(
+        """\
+machine: {devices: {gpu0: {kind: gpu, streams: 2}}}
+workload:
+  ops:
+    asks: {duration: 1us, attributes: {outcome: true}}
+    data: {duration: 1us}
+    branch: {kind: if, inputs: [asks, data], attributes: {then: one, else: other}}
+  functions:
+    one: {inputs: [x], ops: {a: {inputs: [x], duration: 2us}}, outputs: [a]}
+    other: {inputs: [x], ops: {b: {inputs: [x], duration: 3us}}, outputs: [b]}
+policy: sequential
+"""
+    )
+    assert NOTE.format(by="").replace("4", "2") in sim("run", file).stdout
