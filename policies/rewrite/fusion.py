@@ -29,7 +29,8 @@ from sim.graph.attributes import SIZES
 ACTIVATIONS: Final = frozenset({"relu", "relu6", "elu", "tanh", "sigmoid", "gelu", "leaky_relu"})
 ELEMENTWISE: Final = ACTIVATIONS | {
     "add", "sub", "mul", "div", "bias_add", "batch_norm", "exp", "sqrt", "rsqrt", "neg", "square",
-    "cast", "scale", "maximum", "minimum", "dropout",
+    "cast", "scale", "maximum", "minimum", "dropout", "erf", "silu", "hard_swish", "mish", "softplus", "log",
+    "abs", "pow", "reciprocal", "clip", "where",
 }  # fmt: skip
 PRODUCTS: Final = frozenset({"matmul", "gemm", "conv"})
 
