@@ -277,7 +277,7 @@ _CONV_SIZES: Final = "in_channels out_channels kernel_h kernel_w stride_h stride
 _ONE: Final = dict.fromkeys(("stride_h", "stride_w", "group", "dilation"), 1.0)
 
 
-def _implicit(s: Sizes) -> tuple[list[FloatArray], list[FloatArray], list[FloatArray]]:
+def implicit_product(s: Sizes) -> tuple[list[FloatArray], list[FloatArray], list[FloatArray]]:
     """Return groups, m, n, k of the implicit product; elements of input, weights, output; the output's
     height and width.
     """
@@ -301,7 +301,7 @@ def _implicit(s: Sizes) -> tuple[list[FloatArray], list[FloatArray], list[FloatA
 
 def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return what a convolution asks as an implicit product, by Winograd or Fourier: one column a way."""
-    product, tensors, out = _implicit(s)
+    product, tensors, out = implicit_product(s)
     width, direction = ELEMENT_BYTES[dtype], _direction(s)
     tensor = dtype not in ("fp32", "fp64") and sheet.generation != "pascal"
     g, m, n, k, given, weights, made, oh, ow = (x[:, None] for x in (*product, *tensors, *out))
@@ -364,12 +364,12 @@ def layout_conversions(s: Sizes) -> list[FloatArray]:
     """
     cin, cout, group = columns(s, "in_channels out_channels group", group=1)
     channels = cin, cin / group, cout
-    return [n * np.ceil(c / 32) * 32 / c for n, c in zip(_implicit(s)[1], channels, strict=True)]
+    return [n * np.ceil(c / 32) * 32 / c for n, c in zip(implicit_product(s)[1], channels, strict=True)]
 
 
 def conv_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     """Return sizes of the implicit product, channels, height, elements of the kernel, and stride."""
-    (groups, m, n, k), _, _ = _implicit(s)
+    (groups, m, n, k), _, _ = implicit_product(s)
     cin, height, kh, kw, stride = columns(s, "in_channels height kernel_h kernel_w stride_h", stride_h=1)
     return {
         "m": log2(m),

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.cost.cost_models import alike
-from devices.cost.general_kernels import KINDS, by_bytes, is_eager, layout_conversions
+from devices.cost.general_kernels import KINDS, by_bytes, implicit_product, is_eager, layout_conversions
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, product_of, take
 from devices.cost.language_kernels import LANGUAGE_DEMANDS, seen_pairs, sooner_ns
@@ -67,6 +67,10 @@ runs again and again. Beyond what tables are off, kinds of op of BERT in fp32 on
 _NATIVE_NCHW: Final = frozenset(("pascal", "volta"))
 """Whose convolutions in 16 bits compute in the layout that PyTorch and ONNX have; tensor cores of later ones
 want channels last, and the library converts (`cudnn::nchwToNhwcKernel`), but for a recorded kernel."""
+_NATIVE_TAP: Final = 50
+"""Flop that PyTorch's own depthwise kernels (all in fp32) take for each weight of each output: 205 G of these
+a second on an RTX 2080 Ti (pytorch#18631), 293 G on a V100 (pytorch#40801, three passes). cuDNN's in 16 bits
+are bound by memory: MobileNet on an RTX 3090 (pytorch-image-models, results/)."""
 _ON_VECTOR_UNITS: Final = frozenset(("fp32", "fp64", "int32", "int64", "uint32", "uint64", "complex64"))
 
 
@@ -235,10 +239,16 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     ways = ["backward_data", "backward_weights"] if direction == "both" else [direction]
     square = (s["kernel_h"] == 3) & (s["kernel_w"] == 3) & (ops.dtype == "fp32") & (direction == "forward")
     s = {name: np.where(known, column, 1.0) for name, column in s.items()}
-    asks = [KernelAsk(known & square, "conv_3x3", {**s, "direction": "forward"})]
-    asks += [KernelAsk(known & ~square, f"conv_{way}", {**s, "direction": way}) for way in ways]
+    depthwise = known & (s["in_channels"] == s["group"]) & (s["group"] > 1)  # each number is a sum of few
+    _, (read, weights, made), _ = implicit_product(s)
+    flops = s["kernel_h"] * s["kernel_w"] * (2 if ELEMENT_BYTES[ops.dtype] == 2 else _NATIVE_TAP)
+    moved = {"elements": made, "operands": (read + weights) / made, "element_flops": flops}
+    asks = [KernelAsk(depthwise, "elementwise", moved, _GUESSED_WIDTH)] * len(ways)
+    many = known & ~depthwise
+    asks += [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]
+    asks += [KernelAsk(many & ~square, f"conv_{way}", {**s, "direction": way}) for way in ways]
     if ELEMENT_BYTES[ops.dtype] == 2 and sheet.generation not in _NATIVE_NCHW:
-        alone = known & np.array(["kernel" not in each for each in ops.attributes], bool)
+        alone = many & np.array(["kernel" not in each for each in ops.attributes], bool)
         each = [{"elements": count, "operands": 1} for count in layout_conversions(s)] * len(ways)
         asks += [KernelAsk(alone, "elementwise", sizes) for sizes in each]
     return [*asks, *_by_flops(ops, sheet, ~known)]
