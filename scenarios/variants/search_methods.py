@@ -106,8 +106,8 @@ def _local(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
                 break
             for near, cost in zip(ahead, (yield [Ask(near, levels - 1) for near in ahead]), strict=False):
                 seen.add(near)
-                allowed = 1 + _WORSE * (1 - len(seen) / budget)
-                if cost is not None and (now is None or cost <= now * allowed):
+                left = 1 - len(seen) / budget
+                if cost is not None and (now is None or cost <= now + abs(now) * _WORSE * left):
                     failed = 0 if now is None or cost < now else failed + 1
                     at, now = near, cost
                     break

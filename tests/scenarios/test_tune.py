@@ -95,6 +95,15 @@ def test_local_is_not_behind_random_with_however_small_a_budget(budget: int) -> 
     assert of["local"] <= of["random"]
 
 
+@pytest.mark.parametrize(("now", "near"), [(100.0, 101.0), (-100.0, -99.0)])
+def test_local_goes_on_from_a_slightly_worse_neighbour_of_any_sign(now: float, near: float) -> None:
+    search = METHODS["local"]([1000], 1, 100, 0)
+    search.send(iter([now] * len(next(search))))
+    costs = iter([near] * 8)
+    search.send(costs)
+    assert len([*costs]) == 7  # the first was accepted, and its own neighbours are asked for
+
+
 def test_optuna_searches_or_is_named() -> None:
     if find_spec("optuna") is None:
         with pytest.raises(MissingExtraError, match="optuna"):
