@@ -140,8 +140,9 @@ def known_of(path: str) -> Known:
     names = {file.name, file.name.removesuffix(".gz"), file.stem}
     for folder in list(file.parents)[:3]:
         for table in (folder / name for name in _BOUNDS):
-            if table.is_file() and (row := _table(table).keys() & names):
-                return _table(table)[min(row)]
+            known = _table(table) if table.is_file() else {}
+            if own := known.keys() & names:
+                return known[min(own)]
     return Known()
 
 
@@ -371,13 +372,14 @@ def profile(rows: Sequence[Row]) -> dict[str, list[tuple[Fraction, Fraction]]]:
     >>> {method: [(float(r), float(s)) for r, s in steps] for method, steps in profile(rows).items()}
     {'x': [(1.0, 0.5), (2.0, 1.0)], 'y': [(1.0, 0.5), (1.2, 1.0)]}
     """
-    of: dict[tuple[str, str], dict[str, int]] = {}
+    makespans: dict[tuple[str, str], dict[str, int]] = {}
     for row in rows:
         if row["makespan_ns"]:
-            of.setdefault((row["set"], row["instance"]), {})[row["method"]] = row["makespan_ns"]
+            makespans.setdefault((row["set"], row["instance"]), {})[row["method"]] = row["makespan_ns"]
     found: dict[str, list[tuple[Fraction, Fraction]]] = {}
     for method in dict.fromkeys(row["method"] for row in rows):
-        ratios = sorted(Fraction(own[method], min(own.values())) for own in of.values() if method in own)
-        steps = {ratio: Fraction(k, len(of)) for k, ratio in enumerate(ratios, 1)}
+        of_all = [own for own in makespans.values() if method in own]
+        ratios = sorted(Fraction(own[method], min(own.values())) for own in of_all)
+        steps = {ratio: Fraction(k, len(makespans)) for k, ratio in enumerate(ratios, 1)}
         found[method] = list(steps.items())
     return found

@@ -11,6 +11,7 @@ A recording has no such machine; the what-ifs of `scenarios.variants.what_ifs` a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -215,11 +216,11 @@ def _taking(change: Callable[[IntArray], IntArray]) -> Callable[[Job], Job]:
 
 def _longest_on_path(trace: Trace) -> list[int]:
     """Return the ops that take longest on the executed critical path, longest first."""
-    total: dict[int, int] = {}
+    total: Counter[int] = Counter()
     for step in executed_path(trace):
         if step.kind == "task":
             op = int(trace.tasks["op"][step.row])
-            total[op] = total.get(op, 0) + step.end_ns - step.start_ns
+            total[op] += step.end_ns - step.start_ns
     return sorted(total, key=lambda op: (-total[op], op))[:MOST_OPS]
 
 

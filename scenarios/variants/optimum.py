@@ -274,7 +274,8 @@ def find_optimum(
     least = max(least_ns, model.least_ns) if model.is_makespan else 0
     if model.is_makespan and model.lists.suits and search.known_cost > least:
         model.begin_with(search.known.trace)
-        for listed in model.by_lists((time.monotonic() + 2 * until) / 3, seed):
+        until_lists = (time.monotonic() + 2 * until) / 3  # two thirds of the time that is left
+        for listed in model.by_lists(until_lists, seed):
             search.follow(listed)
         model.begin_with(search.known.trace)
     searched = search.known_cost == least

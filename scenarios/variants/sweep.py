@@ -193,9 +193,8 @@ class KeptRows:
         there = path.read_bytes() if path is not None and path.is_file() else b""
         self._cut_off = there[-1:] not in (b"", b"\n")
         for line in there.splitlines():
-            with suppress(
-                ValueError, TypeError, KeyError
-            ):  # a line cut off when the sweep was killed, or that of another point
+            # The line may have been cut off when the sweep was killed, or be that of another point.
+            with suppress(ValueError, TypeError, KeyError):
                 entry = json.loads(line)
                 self.found.add(entry["point"])
                 whole = "makespan_ns" not in entry["row"] or all(name in entry["row"] for name in columns)
@@ -211,7 +210,7 @@ class KeptRows:
         if self.path is not None and not is_invalid(row):
             try:
                 with self.path.open("a", encoding="utf-8") as file:
-                    file.write("\n" * self._cut_off + self._line(key))
+                    file.write(("\n" if self._cut_off else "") + self._line(key))
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(self.path)) from None
             self._cut_off = False
@@ -285,7 +284,8 @@ def _content(rows: Sequence[Row], path: str | Path) -> bytes:
     if ending == ".json":
         return json_rows(rows)
     columns = list(dict.fromkeys(column for row in rows for column in row if column != "error"))
-    columns += ["error"] * any("error" in row for row in rows)
+    if any("error" in row for row in rows):
+        columns.append("error")
     if ending == ".parquet":
         with extra("parquet", f"writing {path}"):
             import pyarrow

@@ -2,10 +2,10 @@
 
 ::
 
-    --vary KEY=V1,V2 ...     settings ──► run each ──► best          a method asks
-    (`scenarios.variants.search_methods`) --schedules              runs as the scenario says ──► best ──►
-    change its schedule ──► better, or hardly
-                                                             ▲ go back, or on from there ◄──┘ worse?
+    --vary KEY=V1,V2 ...     settings ──► run each ──► best        a method asks for settings
+    --schedules              run as the scenario says ──► best ──► change its schedule ──► run
+                                                                    ▲                       │
+                             better or hardly worse: go on from there, else go back ◄───────┘
 
 The second search accepts worse schedules within a threshold that shrinks to zero (Dueck and Scheuer 1990,
 "Threshold accepting", J. Comput. Phys. 90), as placement `auto-tune` does. Each trial runs as `sim run` would

@@ -311,7 +311,7 @@ class Variants:
             None of them fits.
         """
         found: list[Variant] = []
-        reasons: dict[str, int] = {}
+        reasons: Counter[str] = Counter()
         for i, variant in enumerate(variants):
             try:
                 case = self.case(variant)
@@ -324,10 +324,9 @@ class Variants:
             if reason is None:
                 found.append(variant)
             else:
-                reasons[reason] = reasons.get(reason, 0) + 1
+                reasons[reason] += 1
         if variants and not found:
-            ranked = sorted(reasons.items(), key=lambda item: -item[1])
-            told = "; ".join(f"{count:,} {reason}" for reason, count in ranked)
+            told = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
             raise InputError(f"none of the {len(variants):,} points fits: {told}")
         return found, reasons
 

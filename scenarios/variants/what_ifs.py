@@ -54,13 +54,13 @@ def straggler(graph: Graph) -> tuple[int, dict[str, float]] | None:
         The rank; for its host and its GPU, the median of the others' own work over its own, if that is below
         one. None: there are no ranks, or none waits.
     """
-    blame: dict[int, int] = {}
+    blame: Counter[int] = Counter()
     for arrivals in _arrivals(graph).values():
         for starts in zip(*arrivals.values(), strict=False):
             ranked = sorted(zip(starts, arrivals, strict=True))
             if len(ranked) > 1:
                 (before, _), (last, rank) = ranked[-2:]
-                blame[rank] = blame.get(rank, 0) + last - before
+                blame[rank] += last - before
     if not any(blame.values()):
         return None
     latest = max(sorted(blame), key=lambda rank: blame[rank])
@@ -84,8 +84,8 @@ def _arrivals(graph: Graph) -> dict[str, dict[int, list[int]]]:
         own, pin = graph.attributes[op], graph.pins[int(graph.pin_code[op])]
         rank = pin.removeprefix("gpu")
         if "recorded_start_ns" in own and rank.isdigit():
-            of = found.setdefault(str(own["communicator"]), {})
-            of.setdefault(int(rank), []).append(int(own["recorded_start_ns"]))
+            by_rank = found.setdefault(str(own["communicator"]), {})
+            by_rank.setdefault(int(rank), []).append(int(own["recorded_start_ns"]))
     return found
 
 
