@@ -95,16 +95,18 @@ def overlay(base: PolicyFields, over: PolicyFields) -> PolicyFields:
     as they are in `base`. A runtime is a set of all decisions: if `over` names one, nothing of `base` stays.
     """
     if over.runtime is not None:
-        base = PolicyFields()
-    old, own = (
-        {key: value for key, value in of if key in of.model_fields_set & PolicyFields.model_fields.keys()}
-        for of in (base, over)
-    )
-    options = {**base.options, **over.options}
-    if over.name is not None or over.runtime is not None:
-        old = {key: value for key, value in old.items() if key not in ("name", "runtime")}
-        options = over.options
-    return PolicyFields.model_construct(**{**old, **own, **options})
+        kept: dict[str, Any] = {}
+    elif over.name is not None:
+        kept = {key: value for key, value in _own_decisions(base).items() if key not in ("name", "runtime")}
+    else:
+        kept = {**_own_decisions(base), **base.options}
+    return PolicyFields.model_construct(**{**kept, **_own_decisions(over), **over.options})
+
+
+def _own_decisions(fields: PolicyFields) -> dict[str, Any]:
+    """Return the decisions that are made in `fields`, without the options of the policy."""
+    made = fields.model_fields_set & PolicyFields.model_fields.keys()
+    return {key: value for key, value in fields if key in made}
 
 
 def resolve(
@@ -141,8 +143,10 @@ def resolve(
             raise document.error(loc, "names no policy; give it a name, or a runtime", key=True)
 
         def choose(choice: Choice | None, key: str, *at: int) -> Any:
+            if choice is None:
+                return None
             with error_path(key, *at):
-                return choice and _chosen(key, choice, document.origin)
+                return _chosen(key, choice, document.origin)
 
         policy = _policy(spec, loc, document.origin, inherited=inherited)
         steps = (*document.place_of(loc, "compile"), "compile")

@@ -169,9 +169,9 @@ class Jobs:
     def _job(self, seed: int) -> Job:
         case, decisions = self.case, self.case.decisions
         key, work = self._key, (case.work.graph, case.work.machine)
-        of, like, known = case.scenario.checked.get("job", (None, None, None))
-        if self.last is None and key is not None and key == like and _same(of, work):
-            self.last = known
+        kept_work, kept_key, kept_job = case.scenario.checked.get("job", (None, None, None))
+        if self.last is None and key is not None and key == kept_key and _same(kept_work, work):
+            self.last = kept_job
         if self.last is not None and (job := self.last.again(seed)) is not None:
             draw(job, self._noise(job.machine))
             return job

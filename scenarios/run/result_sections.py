@@ -21,7 +21,7 @@ from scenarios.training_run.plan import STATES, TrainingPlan
 from sim.base import plugins
 from sim.base.arrays import UNSET, group_pairs
 from sim.base.errors import list_names
-from sim.base.units import format_bytes, format_duration
+from sim.base.units import format_bytes, format_count, format_duration
 from sim.export.tables import largest, number_text, percent, size, text_table
 from sim.job.job import Job, Tried
 from sim.notebook import Section
@@ -90,7 +90,7 @@ def _left_out(n: int, what: str) -> list[str]:
 
 def _training(plan: TrainingPlan, told: Mapping[str, Any]) -> Section:
     """Return a line about workers and checkpoint intervals, and a row for each recovery policy."""
-    machines = f"{plan.workers:,} worker{'s' * (plan.workers > 1)}"
+    machines = format_count(plan.workers, "worker")
     machines += f", {plan.spares:,} spare" if plan.spares else ""
     columns = ["recovery", "goodput", "steps", "end", *STATES, "lost", "interruptions"]
     columns += ["fewest_workers", "by cause"]
@@ -206,12 +206,11 @@ def _train(told: Mapping[str, Any]) -> Section:
         adapters = told.get("trained_parameters", 0)
         trained = f" beside {adapters / 1e6:.4g} million of adapters, which are trained" if adapters else ""
         of = f"{told['parameters'] / 1e9:.4g} billion parameters{trained}; {told['schedule']}, "
-    gpus, step = told["gpus"], format_duration(told["step_ns"])
-    lines = [
-        f"step {step} on {gpus:,} GPU{'s'[: gpus != 1]}{': ' * bool(rates)}{', '.join(rates)}{fits}\n{of}"
-        f"{told['micro_batches']:,} micro-batch{'es'[: 2 * (told['micro_batches'] != 1)]}{folded}",
-        *told["notes"],
-    ]
+    step = f"step {format_duration(told['step_ns'])} on {format_count(told['gpus'], 'GPU')}"
+    if rates:
+        step += f": {', '.join(rates)}"
+    batches = "1 micro-batch" if told["micro_batches"] == 1 else f"{told['micro_batches']:,} micro-batches"
+    lines = [f"{step}{fits}\n{of}{batches}{folded}", *told["notes"]]
     if told.get("imbalance", 1.0) != 1.0 or told.get("dropped"):
         lines.append(
             f"the fullest rank's experts have {told['imbalance']:.2f} times the mean; "
@@ -376,8 +375,9 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
     found = _recorded_in_vain(runs)
     held: dict[tuple[str, int], list[str]] = {}
     for policy, trace in runs.items():
-        for device in _on_one_stream(trace) if policy not in found else ():
-            held.setdefault(device, []).append(policy)
+        if policy not in found:
+            for device in _on_one_stream(trace):
+                held.setdefault(device, []).append(policy)
     jobs = [trace.job for trace in runs.values()]
     notes = [*found.values(), *_free_transfers(jobs), *_as_on_another_gpu(jobs), *_shared_twice(jobs)]
     taken = {name for job in jobs for needs in job.graph.attribute("resources").values() for name in needs}
@@ -478,7 +478,7 @@ def _shared_twice(jobs: Iterable[Job]) -> list[str]:
 
 def _and_others(first: str, n: int) -> str:
     """Return the name of the first of `n` devices, and how many others there are."""
-    return first + (f" and {n - 1} other device{'s' * (n > 2)}" if n > 1 else "")
+    return f"{first} and {format_count(n - 1, 'other device')}" if n > 1 else first
 
 
 def _on_one_stream(trace: Trace) -> list[tuple[str, int]]:

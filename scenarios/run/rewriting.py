@@ -76,9 +76,9 @@ def compile_graph(case: Case) -> tuple[Graph, Placement | None, Machine]:
         except ScenarioError:
             raise
         except InputError as error:
-            told = error.message if error.path else str(error)
-            told = told.removeprefix(f"{step.name}: ")  # some errors begin with it
-            raise case.scenario.document.error((*step.loc, *error.path), f"{step.name}: {told}") from error
+            message = error.message if error.path else str(error)
+            message = message.removeprefix(f"{step.name}: ")  # some errors begin with it
+            raise case.scenario.document.error((*step.loc, *error.path), f"{step.name}: {message}") from error
     return graph, placement, machine
 
 
@@ -180,14 +180,14 @@ def _facts(case: Case, ranks: tuple[str, ...]) -> Iterator[dict[str, Hashable]]:
     content, described = case.scenario.content, case.scenario.described_devices
     noisy = {} if content.noise is None else content.noise.devices
     memory = {} if content.memory is None else content.memory.devices
-    told: dict[int, dict[str, Hashable]] = {}  # the devices of an entry with a count share one description
+    texts: dict[int, dict[str, Hashable]] = {}  # the devices of an entry with a count share one description
     threads = {name: host.threads for host in case.work.machine.hosts for name in host.serves}
     for name in ranks:
         values: dict[str, Any] = described[name]
-        if id(values) not in told:
-            told[id(values)] = {key: repr(value) for key, value in sorted(values.items())}
+        if id(values) not in texts:
+            texts[id(values)] = {key: repr(value) for key, value in sorted(values.items())}
         yield {
-            **told[id(values)],
+            **texts[id(values)],
             "noise.devices": noisy.get(name, 1.0),
             "memory.devices": repr(memory.get(name)),
             "threads of its host": threads.get(name, 1),

@@ -251,7 +251,7 @@ class Scenario:
     def left_out(self) -> str | None:
         """Return the label of the file's own policy if ``compare`` lists other policies but not this one."""
         own, entries = self.policy, self.content.compare
-        if "policy" not in self.content.model_fields_set or own.name is own.runtime is None:
+        if "policy" not in self.content.model_fields_set or not (own.name or own.runtime):
             return None
         return _own_label(own) if entries and all(overlay(own, each) != own for each in entries) else None
 
