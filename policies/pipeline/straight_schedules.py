@@ -124,9 +124,9 @@ def alternate(
     weight_grads = [action._replace(phase="W") for action in backwards if action.phase == "I"]
     program = list(forwards[:warm_up])
     for i, backward in enumerate(backwards):
-        program += [*forwards[warm_up + i : warm_up + i + 1], backward]
+        program += [*forwards[warm_up + i : warm_up + i + 1], backward]  # none once all have run
         if i >= behind:
-            program += weight_grads[i - behind : i - behind + 1]
+            program += weight_grads[i - behind : i - behind + 1]  # none if the backward is whole
     return program + weight_grads[max(0, len(backwards) - behind) :]
 
 
@@ -482,9 +482,9 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
     >>> schedule.meta["weight_versions"]
     (2, 2, 2, 1)
     """
-    counts = per_stage("replicas", replicas, len(replicas), least=1) if replicas else (1,) * ranks
+    counts = (1,) * ranks if replicas is None else per_stage("replicas", replicas, len(replicas), least=1)
     if sum(counts) != ranks:
-        shown = f"{'+'.join(map(str, counts))} = {sum(counts)}, ranks {ranks}"
+        shown = f"{'+'.join(map(str, counts)) or 'none'} = {sum(counts)}, ranks {ranks}"
         raise InputError(f"pipedream's replicas must add up to the ranks: {shown}")
     first = [0, *accumulate(counts)]
     programs, warm_ups = [], []

@@ -77,3 +77,5 @@ def most_versions(schedule: Schedule, rank: int) -> int:
 def test_replicas_add_up_to_the_ranks() -> None:
     with pytest.raises(InputError, match=r"3\+2 = 5, ranks 4"):
         generate("pipedream", ranks=4, micro_batches=4, replicas=[3, 2])
+    with pytest.raises(InputError, match="none = 0, ranks 4"):
+        generate("pipedream", ranks=4, micro_batches=4, replicas=[])
