@@ -99,6 +99,7 @@ _Block = tuple[int, int, int, int]
 """Tick of F down, F up, I down, I up of micro-batch 0 on one rank."""
 
 _PERIOD = 6
+_FORWARD_LEGS = (0, 1)
 
 
 def v_half(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
@@ -197,10 +198,11 @@ def _peak(block: _Block) -> int:
     alive = peak = pending = tick = 0
     while due:
         if due[0][0] == tick:
-            _, leg = due.popleft()
-            alive += leg < 2
-            pending += leg >= 2
-            peak = max(peak, alive)
+            if due.popleft()[1] in _FORWARD_LEGS:
+                alive += 1
+                peak = max(peak, alive)
+            else:
+                pending += 1
         elif pending:
             pending -= 1
             alive -= 1
@@ -230,8 +232,9 @@ class _Writer:
                     action = action_of_leg(leg, rank, len(self.blocks), 4, self.done[rank][leg])
                     self.program[rank].append(action)
                     self.done[rank][leg] += 1
-                    self.alive[rank] += leg < 2
-                    if leg >= 2:
+                    if leg in _FORWARD_LEGS:
+                        self.alive[rank] += 1
+                    else:
                         self.pending[rank].append(action._replace(phase="W"))
                 elif self.pending[rank]:
                     self.program[rank].append(self.pending[rank].popleft())
@@ -250,12 +253,12 @@ class _Writer:
         open_legs.sort(key=due.__getitem__)
         head = open_legs[0]
         full = self.alive[rank] >= self.limit
-        if self._ready(rank, head) and not (full and head < 2):
+        if self._ready(rank, head) and not (full and head in _FORWARD_LEGS):
             return head
         if not self.early or (full and self.pending[rank]):
             return None
         ready = [leg for leg in open_legs if self._ready(rank, leg)]
-        gradients = (leg for leg in ready if leg >= 2)
+        gradients = (leg for leg in ready if leg not in _FORWARD_LEGS)
         forwards = (leg for leg in ready if not full and self._room_until_due(rank, leg))
         return next(chain(gradients, forwards), None)
 
@@ -276,7 +279,7 @@ class _Writer:
                 return True
             _, following = min(ahead)
             done[following] += 1
-            if following >= 2:
+            if following not in _FORWARD_LEGS:
                 pending += 1
                 continue
             alive += 1

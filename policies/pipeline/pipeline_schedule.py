@@ -455,7 +455,7 @@ def with_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
         raise UnknownNameError("value of checkpoint", str(checkpoint), known)
     if checkpoint == "never":
         return schedule
-    last = schedule.micro_batches - (checkpoint == "except_last")
+    last = schedule.micro_batches - (1 if checkpoint == "except_last" else 0)
     programs: list[list[Slot]] = [[] for _ in schedule.programs]
     for recomputed, program in zip(programs, schedule.programs, strict=True):
         for slot in program:
@@ -489,16 +489,17 @@ def without_backward_dependency(schedule: Schedule) -> Schedule:
     programs = []
     for program in schedule.programs:
         phases = [a.phase for slot in program for a in slot.parts if a.stage == last]
-        if phases[phases.index("R") if "R" in phases else len(phases) :].count("F"):
+        if "R" in phases and "F" in phases[phases.index("R") :]:
             raise InputError(
                 "backward_dependency: false moves all recomputations of the last stage before its first "
                 f"backward, and under {schedule.name} that stage runs backwards before its last forward; it "
                 "needs a schedule that runs all forwards first, such as gpipe or looped-bfs"
             )
         again = [slot for slot in program if isinstance(slot, Action) and slot[:2] == (last, "R")]
-        backwards = (any(a.stage == last and a.phase in "RBI" for a in slot.parts) for slot in program)
         if again:
-            first, moved = list(backwards).index(True), set(again)
+            moved = set(again)
+            backwards = [any(a.stage == last and a.phase in "RBI" for a in slot.parts) for slot in program]
+            first = backwards.index(True)
             program = (*program[:first], *again, *(slot for slot in program[first:] if slot not in moved))
         programs.append(program)
     return replace(schedule, programs=tuple(programs))

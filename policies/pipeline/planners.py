@@ -121,7 +121,7 @@ def block_partition(costs: Sequence[int], blocks: int) -> Balance:
     def size(b: int) -> float:
         total = 0.0
         for cost in normal[bounds[b] : bounds[b + 1]]:
-            total += cost
+            total += cost  # `sum` rounds otherwise from Python 3.12 on
         return total
 
     sizes = [size(b) for b in range(blocks)]
@@ -148,7 +148,7 @@ def block_partition(costs: Sequence[int], blocks: int) -> Balance:
                 )
             seen.add(state)
             giver = q - 1 if p < q else q + 1
-            bounds[max(q, giver)] += -1 if p < q else 1
+            bounds[max(q, giver)] += -1 if p < q else 1  # the bound between the two
             sizes[q], sizes[giver] = size(q), size(giver)
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from math import exp
 from random import Random
 from typing import Any, Final, Literal, get_args
@@ -133,8 +133,8 @@ def zb_auto(
         raise InputError("in_flight and limit both say what a rank may hold; give one of them")
     held = kept if isinstance(kept, Mapping) else {"backward": kept}
     for key in held:
-        if key not in (known := ("backward", "weight_grad")):
-            raise UnknownNameError("key", key, known, path=("kept",))
+        if key not in ("backward", "weight_grad"):
+            raise UnknownNameError("key", key, ("backward", "weight_grad"), path=("kept",))
     sizes = per_stage("kept", held.get("backward", 1), stages, least=1)
     in_flight = stages if in_flight is None else in_flight
     require_positive(in_flight=in_flight)
@@ -299,8 +299,8 @@ class Annealing:
     def critical(self, order: Sequence[Sequence[int]], ends: Sequence[int]) -> list[int]:
         """Return the actions on the critical path, from the last to the first."""
         before = {b: a for program in order for a, b in pairwise(program)}
-        last = max(zip(order, self.begins, strict=True), key=lambda of: ends[of[0][-1]] - of[1])[0][-1]
-        path, action = [], last
+        slowest = max(range(len(order)), key=lambda rank: ends[order[rank][-1]] - self.begins[rank])
+        path, action = [], order[slowest][-1]
         while action < len(self.actions):
             path.append(action)
             start, here = ends[action] - self.duration[action], before.get(action)
@@ -321,8 +321,11 @@ class Annealing:
                 first -= 1
             while last < len(program) and program[last] in path and self._follows(program, last, ends):
                 last += 1
-            first, then = first - (first == here), here + 1
-            last += last == here + 1
+            if first == here:  # it starts its block: beyond that
+                first -= 1
+            if last == here + 1:  # it ends its block
+                last += 1
+            then = here + 1
         else:
             then = here + rng.choice((1, 1, 1, 2, 3))
             far = 1 + int(rng.expovariate(0.7))
@@ -333,12 +336,9 @@ class Annealing:
         back, forth = program[cut[0] : cut[1]], program[cut[1] : cut[2]]
         if any(self.input[k] in back or self.before[k] in back for k in forth):
             return None
-        held, new = 0, program[: cut[0]] + forth + back + program[cut[2] :]
-        for k in new:
-            held += self.memory[k]
-            if held > self.problem.limit:
-                return None
-        return new
+        new = program[: cut[0]] + forth + back + program[cut[2] :]
+        fits = max(accumulate(self.memory[k] for k in new)) <= self.problem.limit
+        return new if fits else None
 
     def _follows(self, program: Sequence[int], place: int, ends: Sequence[int]) -> bool:
         """Return whether an action starts when the previous one on its rank ends."""

@@ -178,7 +178,7 @@ def optimal_programs(
     """
     if min(map(min, problem.durations.values())) == 0:  # actions of zero duration may also come first
         n = 1 + len(list(all_actions(problem)))
-        longer = (StageTimes(*(n * t.of(p) or 1 for p in "FBIW")) for t in problem.times)
+        longer = (StageTimes(*(max(1, n * t.of(phase)) for phase in "FBIW")) for t in problem.times)
         scaled = replace(problem, times=tuple(longer), transfer=n * problem.transfer)
         programs, value, bound = optimal_programs(scaled, hint, time_limit_ns=time_limit_ns)
         return programs, value // n, bound // n
