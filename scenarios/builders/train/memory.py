@@ -7,8 +7,8 @@
     optimizer state  12 bytes each: two moments and the fp32 copy               / ranks that share it
     activations      left by the forwards of micro-batches for their backwards
     working         further needs of the op that runs at the peak: its output, its gradient, gathered data
-    buffers    gathered input (sequence parallelism), one gradient per shape of weight (Transformer Engine
-                     returns it to autograd while it adds to the sum in place), workspaces of cuBLAS
+    buffers          gathered input (sequence parallelism), one gradient per shape of weight (Transformer
+                     Engine returns it to autograd while it adds to the sum in place), workspaces of cuBLAS
 
     held ▁▂▃▄▅▆▇▇▇▇▇▆▅▄▃▂▁  + working at each action; the largest sum is the peak, at that action
 

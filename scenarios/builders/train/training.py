@@ -2,10 +2,10 @@
 
 ::
 
-    model ─┐                                   ┌─► times of each stage ─► pipeline of the ranks' schedule ─┐
-    layout ┼─► pieces on one rank (layers.py) ─┤                                                      ├─► step
-    batch ─┘                                   └─► memory of each rank                                      │
-    calibration ─► gradients: scale, reduce ─► norm ─► clip, Adam ─► copy ─► gather parameters ─────────────┘
+    model ─┐                                   ┌─► times of each stage ─► pipeline of the schedule ─┐
+    layout ┼─► pieces on one rank (layers.py) ─┤                                                    ├─► step
+    batch ─┘                                   └─► memory of each rank                              │
+    calibration ─► gradients: scale, reduce ─► norm ─► clip, Adam ─► copy ─► gather parameters ─────┘
 
 Equal ranks are folded: one rank of each pipeline stage is simulated, for the tp·cp·dp ranks that do the same
 at the same time. Collectives inside a stage add to its time, except for the part that a kernel hides.
