@@ -2,16 +2,15 @@
 
 ::
 
-    ring         compute   [ block 0 ][ block 1 ][ block 2 ]      block k: own queries, keys and values of
-                 rank i-k send/recv [ kv ]     [ kv ]                      c-1 exchanges, each beside a block
+    ring         compute   [ block 0 ][ block 1 ][ block 2 ]   block k: own queries, keys and values of rank
+                 send/recv [ kv ]     [ kv ]                   i-k; c-1 exchanges, each beside a block
 
-    backward     compute   [ block 0 ][ block 1 ][ block 2 ]      the other way round, own keys and values
-                 last send/recv [ kv ]   [ kv, dkv ] [ dkv ]           dkv: gradients so far, on their way
-                 home
+    backward     compute   [ block 0 ][ block 1 ][ block 2 ]   the other way round, own keys and values last
+                 send/recv [ kv ]     [ kv, dkv ]    [ dkv ]   dkv: gradients so far, on their way home
 
-    all-gather   [ gather k ][ gather v ][ attention ]            backward: gather both again, then scatter
-    both sums all-to-all   [ q ][ k ][ v ][ attention of some heads, all tokens ][ out ]       four each way
-    (Ulysses)
+    all-gather   [ gather k ][ gather v ][ attention ]         backward: gather both again, scatter both sums
+
+    all-to-all   [ q ][ k ][ v ][ attention of some heads, all tokens ][ out ]    (Ulysses) four each way
 
 All other ops treat each token separately, so that a rank has a share of their work and bytes. Parameters
 are whole, and their gradients are sums over a rank's tokens: a rewrite for replicas, such as ddp
@@ -19,7 +18,7 @@ are whole, and their gradients are sums over a rank's tokens: a rewrite for repl
 
 A send and a recv are one group call. It waits for everything issued before it on the compute stream, in the
 forward except for the last block (there the blocks of the forward are on two streams). Received gradients are
-make_sum to computed ones; merging two blocks' outputs with a softmax correction takes no time here. Attention
+added to computed ones; merging two blocks' outputs with a softmax correction takes no time here. Attention
 has to be one op; the rewrite ``attention`` makes it from products and a softmax.
 
 Sources: TransformerEngine, attention/dot_product_attention/context_parallel.py (``AttnFuncWithCPAndKVP2P``,
@@ -131,7 +130,8 @@ class Tokens(ABC):
                 found = True
                 for k, nbytes in enumerate(record.outputs):
                     self._note(record.tensor(k), nbytes, record)
-                self.forward(record) if record.kind == "attention" else self.backward(record)
+                write_op = self.forward if record.kind == "attention" else self.backward
+                write_op(record)
             else:
                 self._work(record)
         if not found:
@@ -381,7 +381,7 @@ class Ring(Tokens):
         """Send to one neighbour and receive from the other after an op; return the received tensor."""
         sent = list(dict.fromkeys(reads))
         own = [maker.name for maker in self.records.makers((tensor, 0) for tensor in sent)]
-        waits = list(dict.fromkeys(own + [after] * bool(after)))
+        waits = list(dict.fromkeys([*own, after] if after else own))
         nbytes, names = sum(outputs), (f"{of.name}/send{k}", f"{of.name}/recv{k}")
         facts: dict[str, Any] = {"group": f"{of.name}/{k}"}
         for name, peer, read_, made in zip(names, (way, -way), (sent, []), ((), outputs), strict=True):
@@ -412,8 +412,9 @@ class Ring(Tokens):
         of, shares = Parts(self, a), self.shares(a)
         kv, dq, dkv = f"{a.name}/recv{self.c - 2}", list[str](), list[str]()
         for k in range(self.c):
-            owner, n = (self.rank + 1 + k) % self.c, of.kv_nbytes
-            sent, sizes = [*([kv] if k < self.c - 1 else []), *dkv], [n] * ((k < self.c - 1) + (k > 0))
+            owner, n, keys_go_on = (self.rank + 1 + k) % self.c, of.kv_nbytes, k < self.c - 1
+            sent = [kv, *dkv] if keys_go_on else dkv
+            sizes = [n, n] if keys_go_on and k else [n]
             received = self.exchange(g, k, -1, sent, sizes, self.last)
             own: list[str] = []
             if shares[owner]:
@@ -421,7 +422,7 @@ class Ring(Tokens):
                 made = self.compute(g, f"{g.name}/block{k}", reads, (of.sizes[0], n), shares[owner])
                 dq, own = [made], [f"{made}:1"]
             kv = received
-            dkv = [*own, *([f"{received}:1" if k < self.c - 1 else received] if k else [])]
+            dkv = [*own, f"{received}:1" if keys_go_on else received] if k else own
             if len(dkv) > 1:
                 self.last, where = f"{g.name}/sum{k}", {"stream": COMPUTE}
                 sum_ = make_sum(g, self.last, dkv, n, elements(n, g.dtype), after=g.after, attributes=where)

@@ -36,7 +36,7 @@ from sim.graph.graph import output_name
 # Gradients in buckets: small messages are summed together, and summing begins before all gradients are ready.
 #
 #     sizes, in the order in which gradients become ready     6  5  4  9  2
-#     [10]   closed once it holds 10 or more                  6  5 | 4  9 | 2          PyTorch, Megatron-LM
+#     [10]     closed once it holds 10 or more                6  5 | 4  9 | 2          PyTorch, Megatron-LM
 #     [3, 10]  the first at 3                                 6 | 5  4  9 | 2
 #     closed before it would hold more than 10                6 | 5  4 | 9 | 2         DeepSpeed
 #
@@ -196,8 +196,8 @@ def reduce_in_buckets(
         program.compute(record, after=[waits(record)])
         over = k == len(step.work) - 1
         ready = [bucket for bucket in left if over or (overlap and ready_at[bucket] <= k)]
-        if strict:
-            ready = [bucket for bucket, place in zip(ready, left, strict=False) if bucket == place]
+        if strict:  # up to the first that is left and not ready
+            ready = [bucket for bucket, turn in zip(ready, left, strict=False) if bucket == turn]
         for bucket in ready:
             gradients = [each.gradient for each in buckets[bucket]]
             sizes = [each.nbytes if parts == 1 else shard_nbytes(each, parts) for each in buckets[bucket]]
@@ -261,8 +261,8 @@ class MegatronDDP(DataParallel):
     ) -> None:
         super().__init__(ranks)
         self._bucket_size = None if bucket_size is None else self.whole("bucket_size", bucket_size)
-        overlaps = overlap if isinstance(overlap, Sequence) else ("grad_reduce",) * overlap
-        self.overlap, self.gather_ahead = "grad_reduce" in overlaps, "param_gather" in overlaps
+        listed = overlap if isinstance(overlap, Sequence) else ()
+        self.overlap, self.gather_ahead = overlap is True or "grad_reduce" in listed, "param_gather" in listed
         self.distributed = one_of(self.name, "sharding", sharding, ("none", "zero-1")) != "none"
         if self.gather_ahead and not self.distributed:
             message = "param_gather has no effect without sharding: zero-1: nothing is gathered"
@@ -325,6 +325,6 @@ class _Gather:
         first = [k for k in read if k not in self.waited]
         self.waited.update(first)
         for k in first:
-            for bucket in (k, k - 1)[: k + 1]:
+            for bucket in (k, k - 1) if k else (k,):
                 self.launch(bucket, [(self.program.updates[-1].name, 1)])
         return next((name for k, name in reversed(self.launched.items()) if k in first), None)

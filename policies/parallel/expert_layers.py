@@ -221,11 +221,10 @@ class Layers:
         self.step.work = work
 
     def _find_ends(self, layer: Layer) -> None:
-        records, inside = self.step.records, set(layer.ops)
-        read, read_outside = (
-            {t for op in self.step.work if op.name not in left_out for t, d in op.inputs if not d}
-            for left_out in (set[str](), inside)
-        )
+        records, inside, work = self.step.records, set(layer.ops), self.step.work
+        read = {t for op in work for t, distance in op.inputs if not distance}
+        outside = [op for op in work if op.name not in inside]
+        read_outside = {t for op in outside for t, distance in op.inputs if not distance}
         for name in layer.ops:
             for tensor, distance in records.ops[name].inputs:
                 if layer.expert:

@@ -185,7 +185,7 @@ class OneRank:
             return
         moved, each = self.moved[layer.name], self._tokens(layer, expert)
         held = self.held if expert is None else 1
-        used = sum(n > 0 for n in self.got.values()) if expert is None else bool(each)
+        used = sum(n > 0 for n in (self.got.values() if expert is None else [self.got[expert]]))
         read = sum(map(self._tensor_nbytes, self.layers.weights.intersection(record.reads)))
         outputs = record.tensors
         of_weights = [t in self.layers.weights or t in self.layers.gradients for t in outputs]
@@ -235,7 +235,8 @@ class OneRank:
         """Return how many copies a rank has of one parameter, or state, of the graph."""
         if name not in self.copies and name in self.layers.own:
             expert = self.layers.own[name]
-            self.copies[name] = Fraction(self.held if expert is None else expert in self.got)
+            here = self.got if expert is None else self.got.keys() & {expert}
+            self.copies[name] = Fraction(len(here))
         return self.copies.setdefault(name, Fraction(1))
 
     def _tokens(self, layer: Layer, expert: int | None) -> Fraction:

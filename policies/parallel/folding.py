@@ -195,14 +195,11 @@ class Meets:
                 (self.took[name], frozenset(sort[r] for r in inside)) for name, inside in self.inside.items()
             )
             on = dict(zip(self.inside, _number_values(met), strict=True))
-            finer = _number_values(
-                (
-                    own,
-                    *(on[name] for name in row.values()),
-                    *((ops, pair.label, pair.took, sort[pair.other]) for ops, pair in pairs.items()),
-                )
-                for own, row, pairs in zip(sort, self.names, self.pairs, strict=True)
-            )
+            keys = list[Hashable]()
+            for own, row, pairs in zip(sort, self.names, self.pairs, strict=True):
+                messages = ((ops, pair.label, pair.took, sort[pair.other]) for ops, pair in pairs.items())
+                keys.append((own, *(on[name] for name in row.values()), *messages))
+            finer = _number_values(keys)
             if max(finer) == max(sort):
                 return sort, on
             sort = finer

@@ -325,7 +325,7 @@ class _Host(FullyShardHooks[str]):
     def all_gather(self, module: str, after: Sequence[str], *, backward: bool) -> str:
         """Write copy in and all_gather on separate streams, the first ones after the previous step."""
         waits: list[str | Edge] = [*after] or [(self.step.updates[-1].name, 1)]
-        name, of = f"{self.prefix}{module}/{'backward_' * backward}", self.modules[module]
+        of, name = self.modules[module], f"{self.prefix}{module}/{'backward_' if backward else ''}"
         shard = sum(shard_nbytes(each, self.n) for each in of.parameters)
         copied = self.program.add(
             f"{name}copy_in", "copy_in", of.names, [shard], after=waits, stream=_COPY_IN

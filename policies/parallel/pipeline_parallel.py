@@ -125,8 +125,8 @@ class _Rank:
         found: dict[str, int] = {}
         for record in self.step.work:
             if record.stage is None or not 0 <= record.stage < n:
-                is_ = "says no stage" if record.stage is None else f"is of stage {record.stage}"
-                message = f"op {record.name!r} {is_}, and the schedule has stages 0 to {n - 1}"
+                says = "says no stage" if record.stage is None else f"is of stage {record.stage}"
+                message = f"op {record.name!r} {says}, and the schedule has stages 0 to {n - 1}"
                 raise GraphError(f"{message}; let the rewrite stages cut the forward").about(record.name)
             makers = [p for p in self.old.makers(record.inputs) if p.name in found]
             sources = {found[p.name] for p in makers if p.phase != "F"}
@@ -225,9 +225,10 @@ class _Rank:
         """Send or receive a tensor, on a communicator and a stream of the two stages."""
         producer, nbytes = self.old.maker(tensor), self.old.nbytes(tensor)
         own, word = f"micro{k}/{tensor}", f"pipeline {source} to {sink}"
-        here, there, reads, outputs = (
-            (source, sink, [own], []) if kind == "send" else (sink, source, [], [nbytes])
-        )
+        if kind == "send":
+            here, there, reads, outputs = source, sink, [own], list[int]()
+        else:
+            here, there, reads, outputs = sink, source, [], [nbytes]
         where = {"communicator": word, "dimension": "pp", "stream": word, "peer": str(self.place[there])}
         after = [self.last] if self.last and self.last != own else []
         made = exchange(producer, f"{own}/{kind}{sink}", kind, reads, nbytes, outputs, after=after, **where)

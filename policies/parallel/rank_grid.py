@@ -94,7 +94,7 @@ class Grid:
         positions, stride = [0], 1
         for name, size in self.sizes.items():
             if name in varying:
-                rank -= rank // stride % size * stride
+                rank -= rank // stride % size * stride  # to the group's first place in this dimension
                 positions = [at + i * stride for i in range(size) for at in positions]
             stride *= size
         return [rank + at for at in positions]
@@ -419,8 +419,9 @@ class Ranked:
         if self.devices is not None or self.accelerators is None:
             return self.devices or gpus(n)
         if len(self.accelerators) < n:
-            sizes = " x ".join(f"{name} {size:,}" for name, size in self.grid.sizes.items())
-            many = f"{n:,} ranks" + f" ({sizes})" * (len(self.grid.sizes) > 1)
+            many = f"{n:,} ranks"
+            if len(self.grid.sizes) > 1:
+                many += f" ({' x '.join(f'{name} {size:,}' for name, size in self.grid.sizes.items())})"
             message = f"there are {many}, and the machine has {len(self.accelerators):,} accelerators"
             raise InputError(message, path=("ranks",))
         return self.accelerators[:n]

@@ -129,12 +129,14 @@ class TrainingStep:
         Such an op reads as many gradients as parameters, in the same order; what only it reads is its state.
         """
         records, found = self.records, dict[str, list[Parameter]]()
-        read = {t for record in records.ops.values() if not _may_update(record) for t in record.reads}
+        elsewhere = {t for record in records.ops.values() if not _may_update(record) for t in record.reads}
         for record in filter(_may_update, records.ops.values()):
             tensors = list(dict.fromkeys(tensor for tensor, distance in record.inputs if not distance))
             gradients = [tensor for tensor in tensors if records.producer(tensor) is not None]
-            own = [tensor for tensor in tensors if tensor in read and records.is_parameter(tensor)]
-            for name, gradient in zip(own, gradients, strict=True) if len(own) == len(gradients) else ():
+            own = [tensor for tensor in tensors if tensor in elsewhere and records.is_parameter(tensor)]
+            if len(own) != len(gradients):
+                continue
+            for name, gradient in zip(own, gradients, strict=True):
                 n, maker = elements(records.externals[name].nbytes, record.dtype), records.maker(gradient)
                 if maker.name in self.finishing:
                     gradient = maker.reads[maker.tensors.index(gradient)]
@@ -297,8 +299,8 @@ class Modules:
         for place, record in enumerate(step.work[self.turn :], start=self.turn):
             for producer in step.records.makers(record.inputs):
                 name = self._of(producer) if producer.phase != "F" else None
-                if name in found and place not in found[str(name)].backward:
-                    found[str(name)].gives_on = True
+                if name is not None and name in found and place not in found[name].backward:
+                    found[name].gives_on = True
         for module in self.all:
             module.name = module.name.removeprefix(f"micro{number}/")
         self.named = {module.name: module for module in self.all}

@@ -28,9 +28,9 @@ from sim.graph.graph import output_name
 # ----------------------------------------------------------------------------------------------------------
 # Stages 1 and 2: every rank updates a part of the parameters.
 #
-#     stage 2           F F F │ B2  B1  r0  B0 │ r1 │ U U U  g     r: sum of a bucket, g: all_gather
-#     ... overlap  F F F │ B2  B1  B0          │ U U U  g     on a stream of its own; compute waits
-#         reduce                     [ r0 ] [ r1 ]                 for the sum before the one launched
+#     stage 2       F F F │ B2  B1  r0  B0 │ r1 │ U U U  g     r: sum of a bucket, g: all_gather
+#     ... overlap   F F F │ B2  B1  B0          │ U U U  g     on a stream of its own; compute waits
+#         reduce                  [ r0 ] [ r1 ]                for the sum before the one launched
 #
 # A bucket is summed when the next gradient would not fit, so after the op that computes that one. In stage 1
 # without ``overlap`` nothing is summed before the backward is over, and then in order of registration. With
@@ -151,9 +151,8 @@ class _Summing:
     def keep_part(self, kept: Mapping[str, str], k: int) -> None:
         """Keep a rank's part of the sums and free the rest; later parts are added to the first."""
         parameters = self.step.parameters
-        reads = [
-            gradients[each.name] for gradients in [kept] * (k > 0) + [self.gradients] for each in parameters
-        ]
+        summed = [kept, self.gradients] if k else [self.gradients]
+        reads = [gradients[each.name] for gradients in summed for each in parameters]
         parts = [shard_nbytes(each, self.n) for each in parameters]
         self.last = self.program.add(f"micro{k}/keep_part", "add_n" if k else "copy", reads, parts)
         record = self.program.records.ops[self.last]
@@ -440,9 +439,8 @@ class _Gathering:
         for each in self.persistent:
             self.program.records.externals[each.name] = step.records.externals[each.name]
         self.parameters = {each.name: each for each in step.parameters}
-        visits = [
-            module.names for _, module in sorted(_modules_entered(Modules(self.batches[0], of.wrap)).items())
-        ]
+        entered = _modules_entered(Modules(self.batches[0], of.wrap))
+        visits = [entered[place].names for place in sorted(entered)]
         sizes = {each.name: each.elements for each in step.parameters}
         self.coordinator = Coordinator(visits, sizes, of.limits)
         self.handle: dict[str, str] = {}
