@@ -241,7 +241,9 @@ def save_page(
     title = html.escape(title or ", ".join(dict.fromkeys(trace.job.graph.name for trace in named.values())))
     folder = Path(__file__).with_name("page")
     part = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css")}
-    scripts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in ("columns", "chart", "told")]
+    scripts = [
+        (folder / f"{name}.js").read_text(encoding="utf-8") for name in ("columns", "chart", "below_chart")
+    ]
     page = part["page.html"]
     for name, value in (
         ("STYLE", part["page.css"].strip()),
@@ -279,7 +281,7 @@ def gantt_data(
         bar or band; ``legend``: label of each entry, and its kinds; ``theme``, or None; ``names`` of ops and
         tensors; ``rows`` from top to bottom: one with ``bars`` per run (`sim.plot.html.bar_columns`), then
         one with ``bands`` per device whose memory is shown and one with ``links``. A column ``entry`` has
-        indices of kinds. ``told``: one `sim.plot.html.tell_run` per run.
+        indices of kinds. ``stories``: one `sim.plot.html.tell_run` per run.
 
     Examples
     --------
@@ -348,7 +350,7 @@ def gantt_data(
         "statuses": list(STATUSES),
         "path_shown": critical_path,
         "rows": rows,
-        "told": stories,
+        "stories": stories,
     }
 
 

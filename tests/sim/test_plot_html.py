@@ -225,7 +225,7 @@ def test_many_narrow_bars_become_fewer() -> None:
 
 @with_node
 def test_scripts_are_javascript() -> None:
-    names = ", ".join(f'"{SCRIPTS / name}.js"' for name in ("columns", "chart", "told"))
+    names = ", ".join(f'"{SCRIPTS / name}.js"' for name in ("columns", "chart", "below_chart"))
     check = (
         f"for (const name of [{names}]) new (require('vm').Script)(require('fs').readFileSync(name, 'utf8'))"
     )
@@ -288,7 +288,7 @@ def test_a_bar_has_its_name_in_smaller_letters_before_none() -> None:
 def test_the_page_has_the_executed_path_and_shares_that_add_up(seed: int) -> None:
     trace = draw_run(seed)
     data = gantt_data({"": trace})
-    row, (told,) = data["rows"][0], data["told"]
+    row, (told,) = data["rows"][0], data["stories"]
     path, steps = row["path"], executed_path(trace)
     assert list(zip(path["start"], path["end"], strict=True)) == [(s.start_ns, s.end_ns) for s in steps]
     start = np.cumsum(column(row, "start"))
@@ -306,7 +306,7 @@ def test_the_page_has_the_executed_path_and_shares_that_add_up(seed: int) -> Non
 def test_the_whole_page_has_memory_links_ops_and_causes(tmp_path: Path) -> None:
     more = [Section(["a line"], [[{"rank": "0"}], []], ["a note"])]
     data = gantt_data({"one": over_a_link(), "two": over_a_link()}, sections={"two": more})
-    assert [told["sections"] for told in data["told"]] == [
+    assert [told["sections"] for told in data["stories"]] == [
         [],
         [{"text": "a line\na note", "tables": [[{"rank": "0"}]]}],
     ]
@@ -315,9 +315,9 @@ def test_the_whole_page_has_memory_links_ops_and_causes(tmp_path: Path) -> None:
     ]
     (link,) = data["rows"][3]["links"]
     assert (link["name"], link["times"], link["values"]) == ("xy", [0, 100, 1100, 1200], [0.0, 1.0, 0.0, 0.0])
-    assert [told["title"] for told in data["told"]] == ["one: 1,200 ns", "two: 1,200 ns"]
-    assert "no schedule is shorter" in data["told"][0]["text"]
-    assert data["told"][0]["gaps"][0]["blame"] == "'b' needs the transfer of 'a' from x to y"
+    assert [told["title"] for told in data["stories"]] == ["one: 1,200 ns", "two: 1,200 ns"]
+    assert "no schedule is shorter" in data["stories"][0]["text"]
+    assert data["stories"][0]["gaps"][0]["blame"] == "'b' needs the transfer of 'a' from x to y"
     assert not data["path_shown"]
     for name in ("a.html", "b.html"):
         save_page(over_a_link(), tmp_path / name, critical_path=True)

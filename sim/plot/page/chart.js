@@ -345,10 +345,10 @@ window.addEventListener("resize", draw);
 // ---- the story of what is below the pointer ----
 function tell(e) {
   const row = rows.find(r => r.canvas === e.target), t = view[0] + e.offsetX / width * (view[1] - view[0]);
-  const told = row && row.bars ? atBar(row, t, e.offsetY) : row && row.links ? atLink(row, t, e.offsetY) : null;
-  tip.style.display = told ? "block" : "none";
-  if (!told) return;
-  const [head, ...rest] = told;
+  const lines = row && row.bars ? atBar(row, t, e.offsetY) : row && row.links ? atLink(row, t, e.offsetY) : null;
+  tip.style.display = lines ? "block" : "none";
+  if (!lines) return;
+  const [head, ...rest] = lines;
   tip.textContent = rest.join("\n");
   tip.prepend(Object.assign(document.createElement("b"), { textContent: head }));
   tip.style.left = Math.min(e.clientX + 14, window.innerWidth - tip.offsetWidth - 8) + "px";
@@ -369,10 +369,10 @@ function atBar(row, t, y) {
     }
   }
   if (best < 0) return null;
-  const told = story(page, row, best);
-  if (row.path && row.onPath[best]) told.push("on the critical path");
-  if (many > 1) told.push(`(${many} bars are this near)`);
-  return told;
+  const lines = story(page, row, best);
+  if (row.path && row.onPath[best]) lines.push("on the critical path");
+  if (many > 1) lines.push(`(${many} bars are this near)`);
+  return lines;
 }
 function atLink(row, t, y) {
   const link = row.links[Math.min(row.links.length - 1, Math.floor(y / LINK))], ns = (view[1] - view[0]) / width;

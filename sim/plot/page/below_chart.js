@@ -1,7 +1,7 @@
 // Below the chart: where the time of each device went, why, and all ops as a table that sorts and filters.
 "use strict";
 const MOST_ROWS = 200;
-const told = document.getElementById("told"), opsPart = document.getElementById("ops");
+const stories = document.getElementById("stories"), opsPart = document.getElementById("ops");
 
 /** A table; each row is a list of texts, and shows a place in the chart when it is clicked. */
 function makeTable(parent, titles, numbers) {
@@ -14,11 +14,11 @@ function addCells(tr, texts, numbers) {
 }
 
 // ---- why it took so long ----
-for (const run of page.told) {
+for (const run of page.stories) {
   const plain = colour => `background: ${colour}`;   // who does not know light-dark keeps the first
   const colourOf = part => part === "idle" ? plain("var(--grid)") : run.colours[part] === null ? plain("var(--ink)")
     : `${plain(run.colours[part][0])}; ${plain(`light-dark(${run.colours[part]})`)}`;
-  const part = add(told, "details", { open: run === page.told[0] });   // of several runs the others on a click
+  const part = add(stories, "details", { open: run === page.stories[0] });   // of several runs the others on a click
   add(part, "summary", { textContent: `Where the time went: ${run.title}` });
   const use = add(part, "div", { className: "use" });
   for (const [devices, parts] of run.use) {
