@@ -438,6 +438,13 @@ class Conditions:
             for device in (workers[part] if cause.kind == "worker" else [part])
         )
 
+    def end_ns(self, device: int, start_ns: int, duration_ns: int) -> int:
+        """Return when work that a device begins at `start_ns` ends."""
+        pace = self.paces.get(device)
+        end_ns = start_ns + duration_ns if pace is None else pace.end_ns(start_ns, duration_ns)
+        assert end_ns is not None  # a slow device does not stand still
+        return end_ns
+
     @cached_property
     def link_paces(self) -> dict[int, SpeedProfile]:
         """How fast links carry bytes, those of which it may change; of links of one medium the first."""

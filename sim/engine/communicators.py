@@ -118,8 +118,12 @@ class Communicators:
                 self._carrier.begin(call, lambda: self._over(there))
                 return
             ops, iterations = np.array([(one.op, one.iteration) for one in there]).T
-            ns = int(self._job.task_ns(ops, iterations).max())
-            self._context.call_at(self._context.now_ns + ns, self._over, there)
+            now_ns, ns = self._context.now_ns, self._job.task_ns(ops, iterations)
+            end_ns = now_ns + int(ns.max())
+            if (conditions := self._context.conditions) is not None:
+                ranks = zip(self._ranks(there), ns.tolist(), strict=True)
+                end_ns = max(conditions.end_ns(device, now_ns, each) for device, each in ranks)
+            self._context.call_at(end_ns, self._over, there)
 
     def _over(self, there: list[Task]) -> None:
         if self._breakdowns is not None and self._breakdowns.is_any_lost(self._ranks(there)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.base.arrays import UNSET
+from sim.base.arrays import UNSET, IntArray
 from sim.graph.failures import ABORTED
 from sim.invariants.checked_columns import Columns, refuse
 
@@ -81,16 +81,22 @@ def durations(c: Columns) -> None:
     )
     fixed = np.array([device.keeps_durations for device in c.machine.devices])[c.device] | c.alone
     fixed &= ~c.job.meets[c.op] & ~c.cut
-    took, due = c.end - c.start, c.trace.alone_ns.copy()
-    conditions = c.trace.conditions
-    for device, pace in conditions.paces.items() if conditions is not None else ():
-        for row in np.flatnonzero((c.device == device) & fixed & ~c.alone).tolist():
-            end_ns = pace.end_ns(int(c.start[row]), int(due[row]))
-            due[row] = UNSET if end_ns is None else end_ns - c.start[row]
+    took, due, rows = c.end - c.start, c.trace.alone_ns.copy(), np.flatnonzero(fixed)
+    due[rows] = _ends_due(c, rows, c.start[rows]) - c.start[rows]
     refuse(
         (fixed | ~c.live) & (took != due),
         lambda r: f"{c.task(r)} took {took[r]} ns on {c.device_name(c.device[r])}, where it takes {due[r]}",
     )
+
+
+def _ends_due(c: Columns, rows: IntArray, start: IntArray) -> IntArray:
+    """Return when tasks that begin at `start` and share nothing end: their devices may be slow meanwhile."""
+    ends = start + c.trace.alone_ns[rows]
+    if (conditions := c.trace.conditions) is not None:
+        slow = np.isin(c.device[rows], list(conditions.paces)) & ~c.alone[rows]
+        for k in np.flatnonzero(slow).tolist():
+            ends[k] = conditions.end_ns(int(c.device[rows[k]]), int(start[k]), int(ends[k] - start[k]))
+    return ends
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -173,9 +179,9 @@ def members_end_together(c: Columns) -> None:
     met = c.trace.meetings
     if met is None:
         return
-    took = np.zeros(len(met.party), np.int64)
-    np.maximum.at(took, met.meeting, c.trace.alone_ns[met.row])
-    end = (met.met_ns + took)[met.meeting]
+    due = np.zeros(len(met.party), np.int64)
+    np.maximum.at(due, met.meeting, _ends_due(c, met.row, met.met_ns[met.meeting]))
+    end = due[met.meeting]
     known = np.zeros(len(met.party), dtype=bool)  # otherwise the network decides when they end
     known[met.meeting[~c.job.carried[met.entry]]] = True
     shared = np.zeros(len(met.party), np.int64)
@@ -185,7 +191,7 @@ def members_end_together(c: Columns) -> None:
         (c.end[met.row] != end) & ~c.cut[met.row],
         lambda k: (
             f"{c.tell_end(met.row[k])}; its ranks met at {met.met_ns[met.meeting[k]]} ns, and it takes "
-            f"{took[met.meeting[k]]} ns"
+            f"{due[met.meeting[k]] - met.met_ns[met.meeting[k]]} ns"
         ),
     )
 

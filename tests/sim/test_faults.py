@@ -128,6 +128,13 @@ def test_what_a_device_shares_slows_down_with_it(sharing: str) -> None:
     assert steady == 40
 
 
+@pytest.mark.parametrize(("slow", "end_ns"), [(0, 22), (1, 22), (None, 17)])
+def test_a_collective_lasts_as_long_as_on_the_slowest_device(slow: int | None, end_ns: int) -> None:
+    """Both meet at 10 ns; of 7 ns, 2 are done at full speed until 12, and 5 at half speed."""
+    causes = () if slow is None else (once("heat", 12, parts=(slow,), factor=Fraction(2), lasts_ns=30),)
+    assert run(reduced(), Machine(GPUS), Faults(causes)).makespan_ns == end_ns
+
+
 def test_cores_slow_down_with_their_worker() -> None:
     """Two ops of 20 ns on a sliced core: 40 ns of work, of which 20 take twice as long."""
     cpu = make_device("cpu0", {"kind": "cpu", "cores": 1, "workers": 2, "sharing": "time"})
