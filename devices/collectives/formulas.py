@@ -126,7 +126,12 @@ def ring_order(call: Call, machine: Machine) -> IntArray:
 def _by_rails(call: Call, machine: Machine) -> list[int]:
     nodes = by_node(call, machine)
     turned = 1 < len(nodes) < len(call.ranks)
-    return [position for k, here in enumerate(nodes) for position in here[:: -1 if turned and k % 2 else 1]]
+    return [position for k, here in enumerate(nodes) for position in _turn(here, k if turned else 0)]
+
+
+def _turn(row: list[int], k: int) -> list[int]:
+    """Return the k-th of several rows as it is walked there and back: every second one in reverse."""
+    return row[::-1] if k % 2 else row
 
 
 def _sides(ranks: tuple[int, ...], machine: Machine) -> list[_Side]:
@@ -160,17 +165,17 @@ def _around(sides: list[_Side]) -> list[int]:
     zigzag = down[-2:] if not even and not wrapping else []  # there a wrap is missing
     order = [0]
     for k, row in enumerate(down[: len(down) - len(zigzag)]):
-        order += [row + column for column in across[:: -1 if k % 2 else 1]]
+        order += [row + column for column in _turn(across, k)]
     for k, column in enumerate(reversed(across)):
-        order += [row + column for row in zigzag[:: -1 if k % 2 else 1]]
-    return order + down[:0:-1]
+        order += [row + column for row in _turn(zigzag, k)]
+    return order + down[:0:-1]  # home along the first column
 
 
 def _snake(sides: list[_Side]) -> list[int]:
     """Return the positions along a path from neighbour to neighbour."""
     path = [0]
     for size, stride, _ in reversed(sides):
-        path = [k * stride + place for k in range(size) for place in path[:: -1 if k % 2 else 1]]
+        path = [k * stride + place for k in range(size) for place in _turn(path, k)]
     return path
 
 
@@ -274,7 +279,8 @@ class Formula:
 
     def best(self, call: Call, machine: Machine) -> RunBy:
         """Return the algorithm that is over first."""
-        key = (id(machine), call.kind, call.ranks, call.root, call.sends and (call.sends, call.nbytes))
+        sends = (call.sends, call.nbytes) if call.sends else None  # else the steps are those of all sizes
+        key = (id(machine), call.kind, call.ranks, call.root, sends)
         if key not in self._known:
             forms = self._forms(call, machine).items()
             timed = [RunBy(name, steps, self._times(steps, call, machine)) for name, steps in forms]
@@ -401,7 +407,7 @@ class Flows(Formula):
 
     Parameters
     ----------
-    algorithm, group, pieces, latency_ns
+    algorithm, group, latency_ns
         As for the model ``formula``; ``auto`` takes what is the fastest alone.
     """
 

@@ -353,7 +353,7 @@ class NcclTuner:
         simple, in_switch = protocol == "simple", algorithm in ("nvls", "nvls-tree")
         if algorithm not in _OF_KIND[kind] or (not simple and (in_switch or algorithm == "pat")):
             return 0.0
-        if ((algorithm == "nvls") == (nodes > 1) and in_switch) or (algorithm == "pat" and nodes != n):
+        if {"nvls": nodes > 1, "nvls-tree": nodes == 1, "pat": nodes != n}.get(algorithm, False):
             return 0.0
         k = min(nodes, 3) - 1
         at = {"ring": found.ring, "nvls": found.nvls, "nvls-tree": found.nvls}.get(algorithm, found.tree)
@@ -417,7 +417,7 @@ class NcclTuner:
             while nbytes < channels * threads * worth and threads % 128 == 0:
                 threads //= 2
             if protocol == "simple":
-                threads += 32 if algorithm == "ring" else 128 if algorithm == "tree" else 0
+                threads += {"ring": 32, "tree": 128}.get(algorithm, 0)
             threads = max(threads, 96) if algorithm == "ring" else 640
         return self._channels_launched(kind, protocol, nbytes, channels, most), threads
 

@@ -222,8 +222,7 @@ def _scaled_half_up(sizes: IntArray, factor: Fraction) -> IntArray:
     largest = int(sizes.max(initial=0))
     if 2 * q * p + q <= _INT64_MAX and (largest // q + 1) * p <= _INT64_MAX:
         whole, rest = np.divmod(sizes, np.int64(q))
-        scaled: IntArray = whole * np.int64(p) + (2 * rest * np.int64(p) + np.int64(q)) // np.int64(2 * q)
-        return scaled
+        return np.asarray(whole * np.int64(p) + (2 * rest * np.int64(p) + np.int64(q)) // np.int64(2 * q))
     if (2 * largest * p + q) // (2 * q) > _INT64_MAX:
         raise InputError("a duration exceeds 64 bits of nanoseconds (292 years); check the rates' units")
     exact = [(2 * size * p + q) // (2 * q) for size in sizes.ravel().tolist()]
@@ -370,9 +369,11 @@ class RooflineCost(CostModel):
 
 def alike(graph: Graph, default_dtype: str) -> Iterator[tuple[npt.NDArray[np.intp], str, str]]:
     """Yield the ops of each kind and data type, with both: a few dozen in the largest graph."""
+    if not len(graph):
+        return
     pair = (graph.dtype_code + 1) * len(graph.kinds) + graph.kind_code
     order = np.argsort(pair, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(pair[order])) + 1) if len(order) else ():
+    for rows in np.split(order, np.flatnonzero(np.diff(pair[order])) + 1):
         dtype, kind = divmod(int(pair[rows[0]]), len(graph.kinds))
         yield rows, graph.kinds[kind], dtype_name(graph.dtypes[dtype - 1] if dtype else default_dtype)
 
@@ -412,9 +413,7 @@ class TableCost(CostModel):
             sizes = {
                 op: [given[axis] for axis in axes]
                 for op, given in sorted(graph.attributes.items())
-                if covered[op]
-                and all(isinstance(given.get(axis), int) for axis in axes)
-                and _measured_alike(given, axes)
+                if covered[op] and _is_measured(given, axes)
             }
             if sizes:
                 asked = dict(zip(axes, np.array([*sizes.values()], np.int64).T, strict=True))
@@ -422,8 +421,10 @@ class TableCost(CostModel):
         return duration_ns
 
 
-def _measured_alike(attributes: Mapping[str, Any], axes: Sequence[str]) -> bool:
-    """Return whether an op differs from those measured only in the axes: no batch, no foreign past."""
+def _is_measured(attributes: Mapping[str, Any], axes: Sequence[str]) -> bool:
+    """Whether an op has all axes, and differs in nothing else from those measured (batch, a foreign past)."""
+    if not all(isinstance(attributes.get(axis), int) for axis in axes):
+        return False
     if "seq_len" in axes:
         own = "kv_len" in axes or attributes.get("kv_len", attributes["seq_len"]) == attributes["seq_len"]
         return own and ("causal" in axes or attributes.get("causal", True) is not False)
@@ -432,7 +433,9 @@ def _measured_alike(attributes: Mapping[str, Any], axes: Sequence[str]) -> bool:
 
 def models_of(cost: CostModel | None) -> tuple[CostModel, ...]:
     """Return the models that a device asks, in order."""
-    return cost.models if isinstance(cost, FirstCost) else () if cost is None else (cost,)
+    if cost is None:
+        return ()
+    return cost.models if isinstance(cost, FirstCost) else (cost,)
 
 
 def first_to_know(

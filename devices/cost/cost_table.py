@@ -85,8 +85,7 @@ class Measured(NamedTuple):
         if not self.dtypes:
             return np.ones(len(graph), np.bool_)
         known = np.array([dtype_name(name) in self.dtypes for name in graph.dtypes] + [True])
-        found: BoolArray = known[graph.dtype_code]  # the code of no data type is -1, which is the last
-        return found
+        return np.asarray(known[graph.dtype_code])  # the code of no data type is -1, which is the last
 
     def alone_ns(self, measured_ns: IntArray, device: Device) -> IntArray:
         """Return durations without what the device adds to each op."""
@@ -291,8 +290,7 @@ def _variance(weights: FloatArray, to_query: FloatArray, between: FloatArray) ->
     """Return kriging's variance of the estimates: by geometry alone, per unit of the variogram."""
     own = _RIDGE * (1 + (weights**2).sum(axis=1))  # of the query and of the neighbours
     among = (weights[:, None, :] @ between @ weights[:, :, None])[:, 0, 0]
-    found: FloatArray = np.maximum(own + 2 * (weights * to_query).sum(axis=1) - among, 0)
-    return found
+    return np.asarray(np.maximum(own + 2 * (weights * to_query).sum(axis=1) - among, 0))
 
 
 def _contradiction(weights: FloatArray, inverse: FloatArray, deviation: FloatArray) -> FloatArray:
@@ -306,8 +304,7 @@ def _contradiction(weights: FloatArray, inverse: FloatArray, deviation: FloatArr
     known = own > _DETERMINED
     ratio = np.where(known, pull**2 / np.where(known, own, 1), 0)
     share = np.abs(weights)
-    found: FloatArray = (share * ratio).sum(axis=1) / share.sum(axis=1)  # weights add up to 1: never 0
-    return found
+    return np.asarray((share * ratio).sum(axis=1) / share.sum(axis=1))  # weights add up to 1: never 0
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -582,4 +579,4 @@ class CostTable:
         sizes = zip(self.axes, asked[0].tolist(), strict=True)
         first = ", ".join(f"{axis.name}={size}" for axis, size in sizes)
         others = len(asked) - 1
-        return first + (f" and {others} other shape{'s' * (others > 1)}" if others else "")
+        return first + (f" and {others} other shape{'' if others == 1 else 's'}" if others else "")

@@ -198,8 +198,8 @@ def _tell(graph: Graph, timed: Iterable[tuple[Device, _Rated, BoolArray, IntArra
             warnings.warn(PlainRooflineWarning(message, hardware), stacklevel=3)
     for (where, dtype, how), count in borrowed.items():
         if count:
-            lent_ops = f"{count} op{'s' * (count != 1)} in {dtype} compute{'s' * (count == 1)}"
-            message = f"{where}: {lent_ops} {how}."
+            noun, verb = ("op", "computes") if count == 1 else ("ops", "compute")
+            message = f"{where}: {count} {noun} in {dtype} {verb} {how}."
             warnings.warn(BorrowedRateWarning(message, f"{where} {dtype}"), stacklevel=3)
 
 
@@ -213,8 +213,7 @@ def _lossless(graph: Graph, by_kind: Mapping[str, KindEfficiency]) -> BoolArray:
 
 def _is_modelled(graph: Graph, device: Device) -> BoolArray:
     """Return the ops that have no duration there, so that a cost model times them."""
-    found: BoolArray = graph.given_ns(device.kind, device.name) == UNSET
-    return found
+    return np.asarray(graph.given_ns(device.kind, device.name) == UNSET)
 
 
 def _models_with_peaks(devices: Sequence[Device]) -> list[tuple[Device, _Rated, list[int]]]:
@@ -227,10 +226,12 @@ def _models_with_peaks(devices: Sequence[Device]) -> list[tuple[Device, _Rated, 
     for index, device in enumerate(devices):
         for model in models_of(device.cost):
             if hasattr(model, "borrowed_rates"):
-                same = (at for one, other, at in found if one.kind == device.kind and other == model)
-                if (indices := next(same, None)) is None:
-                    found.append((device, model, indices := []))
-                indices.append(index)
+                for one, other, indices in found:
+                    if one.kind == device.kind and other == model:
+                        indices.append(index)
+                        break
+                else:
+                    found.append((device, model, [index]))
             if isinstance(model, RooflineCost | TiledCost):
                 break
     return found

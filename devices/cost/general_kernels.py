@@ -60,8 +60,7 @@ def _load_inflation(tile_n: Any, tile_m: Any) -> Any:
 
 def _filling(tiles: FloatArray, k: FloatArray, sms: Any) -> FloatArray:
     """Return into how many parts k is cut for the tiles to fill the SMs."""
-    found: FloatArray = np.clip(np.floor(2 * sms / tiles), 1, np.maximum(1, np.floor(k / 64)))
-    return found
+    return np.asarray(np.clip(np.floor(2 * sms / tiles), 1, np.maximum(1, np.floor(k / 64))))
 
 
 def _issue_factor(sheet: Sheet) -> float:
@@ -83,8 +82,7 @@ def _missed_bytes(
     in_step = n * k_bytes * (down / high - 1) * held / (1 + held)
     strips = (wide * tile_n + high * tile_m) * k_bytes
     alone = across * down * (tile_m + tile_n) * k_bytes - (m + n) * k_bytes
-    missed: FloatArray = in_step + np.maximum(alone - in_step, 0) * strips / (strips + _DRIFT * l2)
-    return missed
+    return np.asarray(in_step + np.maximum(alone - in_step, 0) * strips / (strips + _DRIFT * l2))
 
 
 def _product(
@@ -338,7 +336,7 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
         flops = flops * issued / np.sqrt(sheet.sustained.get("fp32", 1.0))
     flops = flops * (
         1 + 1e-9 * np.arange(tiles.shape[1])
-    )  # equal tiles in one order, however a sum is rounded
+    )  # of equal tiles the first, however a sum is rounded
     passes = np.where(cell >= 4, width * padded * (2 * 36 / 16 * (given + made) + 2 * 4 * weights), 0.0)
     partial = np.where(split > 1, 2 * split * g * m * n * 4, 0.0)
     seen = given * np.minimum(1, kh / sh)  # rows between two strides are not read
@@ -420,7 +418,9 @@ def _threads_of(numbers: float, op: Mapping[str, Any]) -> tuple[float, bool]:
     if "kernel" not in op:
         return max(numbers / _OF_A_THREAD, min(numbers, _LARGEST)), False
     found, launch = _REDUCTION.search(str(op["kernel"])), (*op.get("grid", ()), *op.get("block", ()))
-    return (math.prod(launch) * int(found[1]), launch[1] > 1) if found and len(launch) == 6 else (0, False)
+    if found is None or len(launch) != 6:
+        return 0, False
+    return math.prod(launch) * int(found[1]), launch[1] > 1  # along y blocks share an output
 
 
 def by_bytes(
@@ -450,17 +450,18 @@ def by_bytes(
         operands = [np.maximum((nbytes_read + nbytes_written) / most - 1, 0) + itself.get("reads", 0.0)]
     beside = nbytes_read - most  # of the smaller operand, where one is stretched to the other's shape
     stretched = (beside > 8) & (beside < 0.9 * most) & (of_forward.get("indexes") == "stretched")
-    strided = [_STRIDED.search(str(each.get("kernel", ""))) is not None for each in attributes]
+    given = attributes or [{}]  # one for all ops
+    strided = np.array([_STRIDED.search(str(each.get("kernel", ""))) is not None for each in given])
     always = of_forward.get("indexes") == "always"
-    indexed = np.where(stretched | np.array(strided or False) | always, 1.0, 0.0)
-    columnwise = [bool(each.get("columnwise")) for each in attributes]
-    indexed = np.where(np.array(columnwise or False), _COLUMNWISE, indexed)
+    indexed = np.where(stretched | strided | always, 1.0, 0.0)
+    columnwise = np.array([bool(each.get("columnwise")) for each in given])
+    indexed = np.where(columnwise, _COLUMNWISE, indexed)
     usual = of_forward.get("flops", 2.0)
-    named = (_OPERATOR.fullmatch(str(each.get("operator", ""))) for each in attributes)
-    flops: Any = [KINDS.get(name and name[1], {}).get("flops", usual) for name in named] or usual
+    named = [_OPERATOR.fullmatch(str(each.get("operator", ""))) for each in given]
+    flops = np.array([KINDS.get(name[1], {}).get("flops", usual) if name else usual for name in named])
     launched = np.zeros((2, *most.shape))
     for i, each in enumerate(attributes if kind.startswith("reduce") else ()):
         launched[:, i] = _threads_of(most[i] / width, each)
-    sizes = {"elements": most / width, "element_flops": np.asarray(flops), "indexed": indexed}
-    sizes |= {"threads": launched[0], "joins": launched[1], "eager": is_eager(attributes or [{}])}
+    sizes = {"elements": most / width, "element_flops": flops, "indexed": indexed}
+    sizes |= {"threads": launched[0], "joins": launched[1], "eager": is_eager(given)}
     return [{**sizes, "operands": each} for each in operands]

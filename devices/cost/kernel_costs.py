@@ -125,8 +125,7 @@ class Ops:
 
 
 def _are_known(sizes: Mapping[str, FloatArray]) -> BoolArray:
-    found: BoolArray = np.isfinite(sum(sizes.values()))
-    return found
+    return np.asarray(np.isfinite(sum(sizes.values())))
 
 
 def _product(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
@@ -281,7 +280,8 @@ def _kernels_by_size(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     one = known & (ops.column("seq_len", 1.0) == 1)
     each = ((one, row.get("one_token", row["table"])), (known & ~one, row["table"]))
     asks = [KernelAsk(rows, table, sizes) for rows, table in each]
-    return [*asks, *(_by_flops if ops.kind == "moe" else _any)(ops, sheet, ~known)]
+    otherwise = _by_flops if ops.kind == "moe" else _any
+    return [*asks, *otherwise(ops, sheet, ~known)]
 
 
 def _any(ops: Ops, sheet: Sheet, rows: BoolArray | None = None) -> list[KernelAsk]:
@@ -355,8 +355,9 @@ class FittedCost(CostModel):
     def blocks(self, graph: Graph, device: Device) -> IntArray:
         """Return in how many thread blocks, one an SM, each product is computed; -1 for other ops."""
         found = np.full(len(graph), -1)
-        for rows, ops, _ in self._groups(graph):
-            for ask in _product(ops, self.fits.sheet) if ops.kind in PRODUCTS else ():
+        products = (group for group in self._groups(graph) if group[1].kind in PRODUCTS)
+        for rows, ops, _ in products:
+            for ask in _product(ops, self.fits.sheet):
                 here = np.flatnonzero(ask.ops & (ask.width == 0))
                 if len(here):
                     model = self.fits.model(ask.table, ops.dtype)
@@ -403,26 +404,37 @@ class FittedCost(CostModel):
                 for ask, one_by_one in product(asks, (False, True)):
                     here = np.flatnonzero(ask.ops & (eager == one_by_one))
                     if len(here):
-                        fitted = self._older if one_by_one and ask.table in _OF_AMPERE else self.fits
-                        sizes = take(ask.sizes, here)
-                        found, width = fitted.predict(ask.table, ops.dtype, **sizes)
-                        if ask.table == "products" and (alone := quantized[rows[here]]).any():
-                            found = found - alone * fitted.quantizing_ns(ops.dtype, **sizes)
-                        whole = self.back_to_back(ask.table, ops.dtype)
-                        if one_by_one and ask.table in START_COLD:
-                            found = found + EAGER_START_NS
-                        else:
-                            found = np.maximum(found - gap_ns * whole, 1 if whole else self.least_ns)
-                        saved = np.broadcast_to(ask.saved_ns, len(rows))[here]
-                        found = found * np.broadcast_to(ask.times, len(rows))[here]
-                        found = np.maximum(found - saved, found / 2)
+                        alone = quantized[rows[here]]
+                        found, width = self._price_kernels(ask, ops, here, alone, one_by_one, gap_ns)
                         ns[here] += found
-                        weighted[here] += found * np.hypot(np.hypot(width, ask.width), _IN_PROGRAM)
+                        weighted[here] += found * width
             does = ns > 0
             if _way(ops.kind) in _BY_BYTES:  # no more arithmetic
                 does &= ns >= ops.flops / self.fits.sheet.peak_of(ops.dtype) * 1e9
             total[rows[does]], spread[rows[does]] = ns[does], weighted[does] / ns[does]
         return total, spread
+
+    def _price_kernels(
+        self, ask: KernelAsk, ops: Ops, here: IntArray, quantized: BoolArray, one_by_one: bool, gap_ns: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return nanoseconds and log half widths of some of the kernels that are asked for.
+
+        Of `quantized` products, an op of its own makes the left matrix.
+        """
+        fitted = self._older if one_by_one and ask.table in _OF_AMPERE else self.fits
+        sizes = take(ask.sizes, here)
+        found, width = fitted.predict(ask.table, ops.dtype, **sizes)
+        if ask.table == "products" and quantized.any():
+            found = found - quantized * fitted.quantizing_ns(ops.dtype, **sizes)
+        if one_by_one and ask.table in START_COLD:
+            found = found + EAGER_START_NS
+        elif self.back_to_back(ask.table, ops.dtype):
+            found = np.maximum(found - gap_ns, 1)
+        else:
+            found = np.maximum(found, self.least_ns)
+        times, saved = (np.broadcast_to(each, len(ask.ops))[here] for each in (ask.times, ask.saved_ns))
+        found = np.maximum(found * times - saved, found * times / 2)
+        return found, np.hypot(np.hypot(width, ask.width), _IN_PROGRAM)
 
     @cached_property
     def _older(self) -> KernelFits:

@@ -214,11 +214,13 @@ class KernelFits:
         if self.like in LENDERS["same_host"]:
             near.append((LENDERS["same_host"][self.like], HOST_WIDTH))
         general = ("unmeasured_gddr" if small else "unmeasured_hbm", "unmeasured")
-        amd = generation.startswith("cdna")  # another maker's kernels: general ones are of NVIDIA's
-        near += [] if amd else [(name, 0.0) for name in general]
+        nearest = LENDERS["nearest"].get(generation, ("hopper", "ampere"))
+        others = [GENERATIONS[each] for each in nearest]
+        if generation.startswith("cdna"):  # of another maker than the general ones, which are NVIDIA's
+            others += general
+        else:
+            near += [(name, 0.0) for name in general]
         if generation in GENERATIONS:
             pooled = GENERATIONS[generation] in GENERATIONS
             near.append((GENERATIONS[generation], 0.0 if pooled else GENERATION_WIDTH))
-        nearest = LENDERS["nearest"].get(generation, ("hopper", "ampere"))
-        far = [(name, NEAREST_WIDTH) for name in (*(GENERATIONS[each] for each in nearest), *general * amd)]
-        return near, far
+        return near, [(name, NEAREST_WIDTH) for name in others]

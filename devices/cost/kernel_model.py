@@ -223,8 +223,7 @@ def physics(work: KernelWork, sheet: Sheet, p: Parameters) -> tuple[FloatArray, 
 def _bytes_in_l2(nbytes: Any, room: Any) -> FloatArray:
     """Return how many bytes L2 has: a cliff, softened by what else is in it."""
     nbytes = np.asarray(nbytes, float)
-    found: FloatArray = nbytes / (1 + (nbytes / room) ** 8)
-    return found
+    return np.asarray(nbytes / (1 + (nbytes / room) ** 8))
 
 
 # ---- the correction ----------------------------------------------------------------------------------------
@@ -282,8 +281,7 @@ class KernelGrid:
     def at(self, features: Mapping[str, FloatArray]) -> FloatArray:
         """Return the value at each row."""
         index, weight = self.corners(features)
-        found: FloatArray = (self.values.ravel()[index] * weight).sum(axis=1)
-        return found
+        return np.asarray((self.values.ravel()[index] * weight).sum(axis=1))
 
 
 def grid_correction(grids: Sequence[KernelGrid], features: Mapping[str, FloatArray]) -> FloatArray:

@@ -462,12 +462,12 @@ class TiledCost(CostModel):
         """
         rate, _ = self._rate(work)
         known = self.by_kind.get(work.kind) or self.by_kind.get(DEFAULT) or KindEfficiency()
-        part = _exact(known.memory_efficiency)
-        speeds = _Speeds(
-            rate and rate * _exact(known.efficiency),
-            self.dma_bytes_per_s and self.dma_bytes_per_s * part,
-            self.bandwidth_bytes_per_s and self.bandwidth_bytes_per_s * part,
+        reached = (
+            (rate, known.efficiency),
+            (self.dma_bytes_per_s, known.memory_efficiency),
+            (self.bandwidth_bytes_per_s, known.memory_efficiency),
         )
+        speeds = _Speeds(*(None if peak is None else peak * _exact(share) for peak, share in reached))
         ns = self._product(work, work.shape, speeds) if work.shape else self._stream_ns(work, speeds)
         return round_half_up(ns) + known.overhead_ns
 
@@ -487,9 +487,9 @@ class TiledCost(CostModel):
         product, unit = work.kind in self.units.kinds, _UNITS[work.unit]
         for name in (work.dtype, DEFAULT, "fp32"):
             if name in rates:
-                lent = name == "fp32" != work.dtype and (product or work.dtype not in INDICES)
-                how = f"at the rate of fp32 ({unit} unit), as no peak is given for {work.dtype}"
-                return rates[name], how if lent else ""
+                if name != "fp32" or work.dtype == "fp32" or (work.dtype in INDICES and not product):
+                    return rates[name], ""
+                return rates[name], f"at the rate of fp32 ({unit} unit), as no peak is given for {work.dtype}"
         if rates or (product and work.unit == VECTOR):
             raise InfeasibleError(no_peak(work.dtype, {**others, **rates} if product else rates))
         return None, f"in no time, as {unit}.peak is not given" if others else ""

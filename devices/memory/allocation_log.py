@@ -83,7 +83,7 @@ class MemoryLog:
         else:
             buffer, iteration = (np.array(column, np.int64)[key] for column in self.named)
         before = np.array(self.resident, np.int64).reshape(-1, 3).T
-        sign = np.concatenate((np.ones(len(self.resident), np.int64), 1 - 2 * freed))
+        sign = np.concatenate((np.ones(len(self.resident), np.int64), np.where(freed, -1, 1)))
         device = np.concatenate((before[0], self.device[buffer]))
         change = sign * np.concatenate((before[1], size[key]))
         tensor = np.concatenate((before[2], self.tensor[buffer]))

@@ -347,7 +347,7 @@ class Allocator(ABC):
         cached = part.reserved - part.in_use - part.waiting
         lines = [
             ("limit", size_text(part.limit)),
-            ("in use", f"{size_text(part.in_use)} in {len(live)} block{'s' * (len(live) != 1)}"),
+            ("in use", f"{size_text(part.in_use)} in {len(live)} block{'' if len(live) == 1 else 's'}"),
             ("reserved", f"{size_text(part.reserved)}, of which free {size_text(cached)}"),
             ("largest free", f"{size_text(part.largest_free())} in one block"),
         ]

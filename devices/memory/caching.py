@@ -86,8 +86,9 @@ def divisions_by_interval(given: int | Mapping[str, int] | None, name: str) -> t
 
 
 def _divisions(count: int, what: str, *, none: bool = False) -> int:
-    if count < 0 or (count.bit_count() != 1 and not (none and count == 0)):
-        raise InputError(f"{what}: {count} divisions; should be a power of two{', or 0 for none' * none}")
+    if count < 0 or count.bit_count() > 1 or (count == 0 and not none):
+        or_none = ", or 0 for none" if none else ""
+        raise InputError(f"{what}: {count} divisions; should be a power of two{or_none}")
     return count
 
 
@@ -333,7 +334,8 @@ class CachingAllocator(SegmentedAllocator):
         while released < need and (block := free.largest()) and block.nbytes >= self._max_split:
             released += block.nbytes
             self._drop_segment(block)
-        self.synchronisations += released > 0  # cudaFree waits for the device
+        if released:
+            self.synchronisations += 1  # cudaFree waits for the device
         return released >= need
 
 

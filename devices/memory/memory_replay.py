@@ -192,8 +192,8 @@ def replay_until_full(events: Sequence[MemoryEvent], allocator: Allocator) -> Re
         elif event.op == "segment_unmap":
             if not i or events[i - 1].op != "segment_unmap":  # PyTorch unmaps all cached pages in a row
                 allocator.empty_cache()
-        elif event.op == "segment_free":
-            not_followed += not allocator.give_back(event.nbytes, event.stream)
+        elif event.op == "segment_free" and not allocator.give_back(event.nbytes, event.stream):
+            not_followed += 1
         counters = (allocator.in_use, allocator.requested, allocator.reserved)
         columns[:, i] = (address, *counters, allocator.largest_free())
     calls = (allocator.device_mallocs, allocator.device_frees, allocator.synchronisations, allocator.retries)

@@ -475,8 +475,12 @@ class PlannedAllocator(Allocator):
 
     def _tenant_before(self, tensor: int) -> int | None:
         """Return a tensor that has yet to come, or to go, before this one may come; None: it may."""
-        turn, freed = self._taken[tensor], self._freed
-        return next((j for j in self._before[tensor] if freed[j] < turn + (j < tensor)), None)
+        for before in self._before[tensor]:
+            # Who comes earlier in the order comes first in this iteration, too, others in the last one.
+            turns = self._taken[tensor] + (1 if before < tensor else 0)
+            if self._freed[before] < turns:
+                return before
+        return None
 
 
 def _tenants_before(plan: ArenaPlan) -> list[list[int]]:
@@ -492,15 +496,18 @@ def _tenants_before(plan: ArenaPlan) -> list[list[int]]:
     for _ in range(2):  # in the second iteration each has somebody before it
         before = []
         for tensor, (start, lifetime) in enumerate(zip(plan.offsets, plan.lifetimes, strict=True)):
-            end = start + lifetime.nbytes
-            a, b = bisect_right(ends, start), bisect_left(ends, end)
-            before.append([*dict.fromkeys(tenants[a : b + 1])] if lifetime.nbytes else [])
             if not lifetime.nbytes:
+                before.append([])
                 continue
-            parts = [(start, tenants[a]), (end, tensor), (ends[b], tenants[b])]
-            at = [ends[a - 1] if a else 0, start, end]
-            kept = [part for part, begin in zip(parts, at, strict=True) if part[0] > begin]
-            ends[a : b + 1], tenants[a : b + 1] = map(list, zip(*kept, strict=True))
+            end = start + lifetime.nbytes
+            first, last = bisect_right(ends, start), bisect_left(ends, end)
+            here = slice(first, last + 1)  # the parts on which it lies
+            before.append([*dict.fromkeys(tenants[here])])
+            # What is left of the first of them, the tensor, what is left of the last: begin, end, tenant.
+            begin = ends[first - 1] if first else 0
+            parts = [(begin, start, tenants[first]), (start, end, tensor), (end, ends[last], tenants[last])]
+            kept = [(until, tenant) for since, until, tenant in parts if until > since]
+            ends[here], tenants[here] = map(list, zip(*kept, strict=True))
     return before
 
 

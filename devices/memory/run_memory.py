@@ -340,10 +340,10 @@ class TokenMemory(TensorMemory):
             self._late[place] = held
         if op in self._forwards and not task.dead:
             tensor, slots = self._forwards[op]
-            passed_on = [key for read, key in came if tensor in (read, ANY)]
-            for slot in slots if passed_on else ():
-                held.gives[slot] = passed_on[0]
-                self.uses[passed_on[0]] += 1
+            passed_on = next((key for read, key in came if tensor in (read, ANY)), None)
+            if passed_on is not None:
+                held.gives |= dict.fromkeys(slots, passed_on)
+                self.uses[passed_on] += len(slots)
         self._make_keys(task, held)
         if op in self.offered and 0 in held.gives:
             self._offers[task.id] = held.gives[0]
@@ -356,12 +356,12 @@ class TokenMemory(TensorMemory):
             return
         held.first = len(self.home) - writes[0]
         for buffer in range(writes[0], writes[-1] + 1):
-            read = self._read_by[buffer] and self.nbytes[buffer]
-            if read:
+            is_read = self._read_by[buffer] > 0 and self.nbytes[buffer] > 0
+            if is_read:
                 held.gives[self._slot[buffer]] = len(self.home)
             self.home.append(self.device_of[op])
             self.blocks.append(NOWHERE)
-            self.uses.append(1 if read else 0)
+            self.uses.append(int(is_read))
             self._buffer_of.append(buffer)
             self._iteration_of.append(task.iteration)
 

@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
+from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, UnknownNameError, clip_repr, error_path
 from sim.base.files import loads_once, read_bytes
 
@@ -190,16 +191,11 @@ _ARGUMENTS: Final = {
 }
 _COUNTED: Final = {code: _LENGTHS[n] for code, n in _ARGUMENTS.items() if n in _LENGTHS}
 _LINES: Final = {code for code, n in _ARGUMENTS.items() if n == pickletools.UP_TO_NEWLINE} - {b"c", b"i"}
+_OF_LENGTH: Final = group_pairs(
+    (n, re.escape(code)) for code, n in _ARGUMENTS.items() if n >= 0 and code not in (b".", b"r")
+)
 _FIXED: Final = re.compile(
-    b"(?:"
-    + b"|".join(
-        b"["
-        + b"".join(re.escape(code) for code, m in _ARGUMENTS.items() if m == n and code not in b".r")
-        + b"]"
-        + b"." * n
-        for n in sorted({n for n in _ARGUMENTS.values() if n >= 0})
-    )
-    + b")*+",
+    b"(?:%s)*+" % b"|".join(b"[%s].{%d}" % (b"".join(codes), n) for n, codes in _OF_LENGTH.items()),
     re.DOTALL,
 )
 """A run of opcodes whose arguments are of a fixed length."""
@@ -252,7 +248,7 @@ def _check_memo(data: bytes) -> None:
             _check_place(int.from_bytes(data[at + 1 : at + 5], "little"), at)
             at += 5
         elif code in _LINES:
-            end = data.find(b"\n", at) + 1 or len(data)
+            end = data.find(b"\n", at) + 1 or len(data)  # 0: there is no other line
             if code == b"p":  # PUT
                 _check_place(int(data[at + 1 : end]), at)
             at = end
