@@ -334,8 +334,10 @@ class GraphBuilder:
             self._ops.update(zip(names, range(before, before + n), strict=True))
         if len(self._ops) < before + n or not self._ops.keys().isdisjoint(self._externals):
             seen = set(itertools.islice(self._ops, before)) | self._externals.keys()
-            twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise GraphError(f"graph {self.name!r}: the name {twice!r} is used twice")
+            for name in names:
+                if name in seen:
+                    raise GraphError(f"graph {self.name!r}: the name {name!r} is used twice")
+                seen.add(name)
         self._gather()
         given: tuple[IntArray | int, ...] = (
             *(self._kinds.all(*kind), UNSET if dtype is None else self._dtypes.all(*dtype)),

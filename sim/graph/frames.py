@@ -180,11 +180,13 @@ def predicate_of(graph: Graph, switch: int) -> int:
         raise graph.fault(switch, f"needs two inputs, data and predicate; it has {len(inputs)}")
     tensor = inputs[1]
     while (producer := int(graph.tensor_producer[tensor])) >= 0:
-        passes_on = graph.kind(producer) in ("enter", "identity", "switch", "send", "recv")
+        kind, read = graph.kind(producer), graph.inputs.row(producer)
+        if kind == "recv" and not len(read):
+            keys = rendezvous_keys(graph)
+            met = [op for op, key in keys.sends.items() if key == keys.recvs.get(producer)]
+            read = graph.inputs.row(met[0]) if met else read
+        passes_on = kind in ("enter", "identity", "switch", "send", "recv") and len(read)
         if not passes_on or "outcome" in graph.attributes.get(producer, {}):
             return producer
-        if graph.kind(producer) == "recv" and not len(graph.inputs.row(producer)):
-            keys = rendezvous_keys(graph)
-            producer = next(op for op, key in keys.sends.items() if key == keys.recvs[producer])
-        tensor = graph.inputs.row(producer)[0]
+        tensor = read[0]
     raise graph.fault(switch, "has a graph input for its predicate; let an op with an outcome produce it")

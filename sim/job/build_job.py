@@ -257,21 +257,18 @@ def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
     more = f" (and {count - 1} more)" if count > 1 else ""
     pinned_to = "" if graph.pin_code[op] == UNSET else graph.pins[int(graph.pin_code[op])]
     pin = f", pinned to {pinned_to!r}," if pinned_to else ""
-    devices = "; ".join(
-        f"{d.name} ({d.kind}) "
-        + (
-            "does not support it"
-            if d.kinds is not None and kind not in d.kinds
-            else f"cannot: {reason}"
-            if (reason := _refusal(d, graph, op))
-            else "has no cost model, and the op no duration"
-            if d.cost is None
-            else "has no cost for it"
-        )
-        for d in machine.devices
-        if not pinned_to or pinned_to in (d.name, d.kind)
-    )
+    meant = [d for d in machine.devices if not pinned_to or pinned_to in (d.name, d.kind)]
+    devices = "; ".join(f"{d.name} ({d.kind}) {_why_not(d, graph, op)}" for d in meant)
     return f"op {graph.op_names[op]!r} of kind {kind!r}{more}{pin} can run on no device: {devices}"
+
+
+def _why_not(device: Device, graph: Graph, op: int) -> str:
+    """Return in words why an op has no cost on a device."""
+    if device.kinds is not None and graph.kind(op) not in device.kinds:
+        return "does not support it"
+    if reason := _refusal(device, graph, op):
+        return f"cannot: {reason}"
+    return "has no cost model, and the op no duration" if device.cost is None else "has no cost for it"
 
 
 def _refusal(device: Device, graph: Graph, op: int) -> str | None:

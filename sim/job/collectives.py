@@ -160,11 +160,8 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
             raise graph.fault(k, "has itself as its peer", "peer")
     sends, paired = graph.is_kind("send")[op], peer != UNSET
     source, sink = np.where(sends, device, peer), np.where(sends, peer, device)
-    key = (
-        (communicator * (n * n + 1) + np.where(paired, 1 + source * n + sink, 0)) * (pair.max() + 2)
-        + pair
-        + 1
-    )
+    ends = np.where(paired, 1 + source * n + sink, 0)
+    key = (communicator * (n * n + 1) + ends) * (pair.max() + 2) + pair + 1  # a number for all three
     party, _, first = by_first_use(key)
     members = tuple(
         (int(source[i]), int(sink[i])) if paired[i] else tuple(ranks[which[i]]) for i in first.tolist()
@@ -250,7 +247,7 @@ def _exchanges(
 
 def _refuse_strays(graph: Graph, what: str, kinds: frozenset[str]) -> None:
     """Raise on a peer or root that has no effect because no communicator is named."""
-    for op in np.flatnonzero(graph.is_kind(*kinds)).tolist() if kinds & {*graph.kinds} else ():
+    for op in np.flatnonzero(graph.is_kind(*kinds)).tolist():
         given = graph.attributes.get(op, {})
         if what in given and "communicator" not in given:
             raise graph.fault(op, f"has a {what} and belongs to no communicator; name it", what)

@@ -263,15 +263,15 @@ class Travel(NamedTuple):
     @classmethod
     def along(cls, machine: Machine, source: int, destination: int, route: Sequence[int]) -> Travel:
         """Return the path over the links of a route."""
-        limits = [machine.links[k].bandwidth_bytes_per_s for k in route]
-        limits.append(connection_bytes_per_s(machine, source, destination, route))
-        rates = [rate for rate in limits if rate is not None]
+        limits = [connection_bytes_per_s(machine, source, destination, route)]
+        limits += [machine.links[k].bandwidth_bytes_per_s for k in route]
+        rates = tuple([rate for rate in limits if rate is not None])
         least, latency_ns = min(rates, default=None), machine.latency_ns(route)
         if not route or machine.links[route[0]].sharing != "fifo":
             return cls(latency_ns, least)
         chunks = [machine.links[k].chunk_bytes for k in route]
         most = min((chunk for chunk in chunks if chunk is not None), default=None)
-        return cls(latency_ns, least, (*rates[-1:], *rates[:-1]) if limits[-1] else tuple(rates), most)
+        return cls(latency_ns, least, rates, most)
 
     def ns(self, nbytes: int) -> int:
         """Return the first whole ns at which all of `nbytes` have arrived."""
@@ -305,6 +305,6 @@ def travel_ns(
 ) -> IntArray:
     """Return the minimum travel time of each transfer."""
     routes, way = machine.distinct_routes(source, destination, tensor)
-    ways = [Travel.along(machine, *each) for each in routes]
+    travels = [Travel.along(machine, *each) for each in routes]
     different, which = distinct_rows(way, nbytes)
-    return np.array([ways[k].ns(size) for k, size in different], np.int64)[which]
+    return np.array([travels[k].ns(size) for k, size in different], np.int64)[which]

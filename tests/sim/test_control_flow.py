@@ -308,11 +308,21 @@ def test_bad_control_flow_is_explained() -> None:
         b.op("p", duration_ns=1)
         cond(b, "if", "p", ["x"], lambda b, v: [v["x"]], lambda b, v: [v["x"]])
 
+    def decided_by_nothing(kind: str) -> Callable[[GraphBuilder], None]:
+        def build(b: GraphBuilder) -> None:
+            b.op("x", duration_ns=1)
+            b.op("p", kind=kind)
+            b.op("s", kind="switch", inputs=["x", "p"], outputs=(0, 0))
+
+        return build
+
     wrong(lonely_merge, "merge 'm' has no switch before it")
     wrong(exit_without_enter, "exit 'x' is in no loop: no enter leads to it")
     wrong(enter_without_exit, "loop 'loop' is entered and has no exit")
     wrong(two_frames, r"op 'mix' reads from two frames: .*outside all loops")
     wrong(undecided, "op 'p' decides a branch and carries no outcome")
+    for kind in ("recv", "identity"):  # which pass on what they are given, and are given nothing
+        wrong(decided_by_nothing(kind), f"{kind} 'p' decides a branch and carries no outcome")
 
 
 def test_a_loop_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
