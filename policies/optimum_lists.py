@@ -1,4 +1,4 @@
-"""Orders of tasks on several equal workers: what none is below, annealing, and sums that are met exactly.
+"""Orders of tasks on several equal workers: lower bounds, annealing, and sums that are met exactly.
 
 ::
 
@@ -35,49 +35,51 @@ from sim.base.compiled import load
 from sim.graph.walks import Dag, Edges, least_first
 
 _TRIES: Final = 100
-"""So many orders are tried for each task."""
+"""Number of orders tried per task."""
 
 _ROUNDS: Final = 20
-"""So many times lanes are tried from the first ones on, and then orders of the best of them."""
+"""Number of rounds: each balances lanes, from the first schedule on, and then anneals the order found."""
 
 _EXCHANGED: Final = 16
-"""Of at most so many tasks of a lane some go to another lane: all sets of them are compared."""
+"""Most tasks of a lane of which some go to another lane: all sets of them are compared."""
 
 _RUN: Final = 3
-"""So many tasks make a run long enough to exchange some."""
+"""Number of tasks that make a run long enough to exchange some."""
 
 _NEAR: Final = 8
-"""One of so many exchanges that are nearest to what is wanted is made, half of the time not the nearest."""
+"""An exchange is the best of all, or, half of the time, any of so many best ones."""
 
-_LITTLE: Final = 50, 1000
-"""So many units, or this part of all: lanes may be longer in between; what is so near is tried for long."""
+_LITTLE_UNITS: Final = 50
+_LITTLE_PART: Final = 1000
+"""A little is so many units, but at most one part in so many of the least end: lanes may be longer by it in
+between, and a schedule that is so near to the least is tried for long."""
 
 _AGAIN: Final = 0.25
-"""So often what is exact already may be changed."""
+"""Probability that a lane that ends at the least already may be changed."""
 
 _SETS: Final = 16
-"""Sets of tasks that a bound is of begin at so many different times, and end at as many."""
+"""A bound looks at sets of tasks with so many different first starts, and as many last ends."""
 
 _JOINS: Final = 500
-"""Of so many tasks what is before each one is looked at, of more only what is before the end."""
+"""Up to so many tasks, the bound of what precedes each one is computed; of more, only that of the end."""
 
 _SUMS: Final = 1 << 20
-"""So many sums of half of the tasks are looked at, and so many pairs of sizes of two halves."""
+"""Most sums of half of the tasks, and most pairs of sizes of two halves, that are looked at."""
 
 _FEW: Final = 1 << 11
-"""With so many the lane of each task is looked at, too, and not only the one that has most."""
+"""Up to so many sums, the lane of each task is looked at, and not only that of the longest one."""
 
 _WAYS: Final = 300
-"""So many ways to fill a lane are followed, ..."""
+"""Most ways to fill a lane that are followed."""
 
 _CALLS: Final = 1000
-"""... and so many in all."""
+"""Most of these in all, in one bound."""
 
 _Follow = list[list[tuple[int, int]]]
 
 
 class Lists:
-    """The tasks of a problem, what they take, and what follows them.
+    """The tasks of a problem, their durations, and what follows them.
 
     Parameters
     ----------
@@ -86,7 +88,7 @@ class Lists:
     Attributes
     ----------
     suits : bool
-        Whether nothing but the order is open, and each task takes one of several lanes and nothing else.
+        Whether only the order is open: each task takes one of several lanes and nothing else.
     """
 
     def __init__(self, problem: ScheduleProblem) -> None:
@@ -121,7 +123,7 @@ class Lists:
         return least_first(Dag.of(Edges(earlier, later, now, now), len(self.ns)), range(len(self.ns)))
 
     def starts(self, key: FloatArray) -> tuple[IntArray, IntArray]:
-        """Return start and lane of each task if of what is ready the one with the least key is first."""
+        """Return start and lane of each task by list scheduling, the ready task of least key first."""
         starts: tuple[IntArray, IntArray] = load("edge_passes", "base").list_schedule(
             key, self.lanes, [*self.columns]
         )
@@ -129,7 +131,7 @@ class Lists:
 
     @cached_property
     def left(self) -> list[int]:
-        """How long at least it takes from the end of each task to the end of all."""
+        """Least time from the end of each task to the end of all, in ns."""
         ns = self.ns.tolist()
         back: _Follow = [[] for _ in ns]
         for k, row in enumerate(self.follow):
@@ -139,12 +141,12 @@ class Lists:
         return self._heads(self.order[::-1], back, left)
 
     def least_ns(self) -> int:
-        """Return what nothing takes less than: what is before or after a task takes a while, too."""
+        """Return a lower bound of the makespan, from what precedes and follows each task."""
         head = self._heads(self.order, self.follow, self.release.tolist())
         return max(head[0], _least_ns(np.array(head[1:]), self.ns[1:], np.array(self.left[1:]), self.lanes))
 
     def _heads(self, order: Sequence[int], follow: _Follow, head: list[int]) -> list[int]:
-        """Return when tasks in this order may start at the earliest; backwards: what is left after each."""
+        """Return the earliest start of each task, `head` being a bound of it; backwards: the time left."""
         n, before, waits = len(order), [0] * len(order), Counter(later for row in follow for later, _ in row)
         for k in order:
             if not k or (n <= _JOINS and waits[k] > 1):
@@ -202,10 +204,10 @@ class Lists:
     def _balance(
         self, first: IntArray, least: int, unit: int, until: float, rng: Random, few: int
     ) -> IntArray:
-        """Return a schedule of which lanes end nearer to the least there can be."""
+        """Return a schedule whose lanes end nearer to the least end."""
         tail, (start, lane) = (self.left + self.ns).tolist(), self.starts(first.astype(float))
         lanes, over = self._lanes(start, lane, tail, least)
-        best, in_vain, little = start, 0, min(_LITTLE[0] * unit, least // _LITTLE[1])
+        best, in_vain, little = start, 0, min(_LITTLE_UNITS * unit, least // _LITTLE_PART)
         while best[0] > least and len(lanes) > 1 and monotonic() < until:
             in_vain += 1
             if in_vain > _TRIES * len(tail) * (3 if best[0] - least <= little else 0.25):
@@ -224,7 +226,7 @@ class Lists:
     def _lanes(
         self, start: IntArray, lane: IntArray, tail: Sequence[int], least: int
     ) -> tuple[list[list[int]], list[int]]:
-        """Return the last run of each lane without a gap, if it is of some length, and its excess."""
+        """Return the last run without a gap of each lane, if it is of some length, and the lane's excess."""
         runs: list[list[list[int]]] = [[[]] for _ in range(self.lanes)]
         free, starts, of, ns = [0] * len(runs), start.tolist(), lane.tolist(), self.ns.tolist()
         for k in (np.argsort(start[1:], kind="stable") + 1).tolist():
@@ -296,7 +298,7 @@ def _subset_sums(values: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _least_ns(head: IntArray, body: IntArray, tail: IntArray, lanes: int) -> int:
-    """Return what some tasks take at least on equal lanes, from 0 to the end of the longest tail.
+    """Return a lower bound of the time of some tasks on equal lanes, from 0 to the end of the last tail.
 
     Of any set of them each lane has a first and a last one, and some lane has as many as any, or more.
 
@@ -349,7 +351,9 @@ class _Fillings:
 
 
 def _sums(tasks: Sequence[tuple[int, int]], *, by_size: bool) -> list[tuple[IntArray, IntArray]]:
-    """Return the sums of some tasks, each there so often, and which these are, maybe by how many they are.
+    """Return all sums of tasks, given as (ns, count), with a number for each that says which tasks it has.
+
+    The digits of this number are the counts. With `by_size`, there is an entry for each number of tasks.
 
     Examples
     --------
@@ -366,7 +370,7 @@ def _sums(tasks: Sequence[tuple[int, int]], *, by_size: bool) -> list[tuple[IntA
 
 
 def _some_tasks(tasks: Sequence[tuple[int, int]], which: int) -> Counter[int]:
-    """Return the tasks that a number in `_sums` stands for."""
+    """Return the tasks of a sum by its number in `_sums`."""
     some = Counter[int]()
     for ns, n in reversed(tasks):
         which, some[ns] = divmod(which, n + 1)
@@ -376,7 +380,7 @@ def _some_tasks(tasks: Sequence[tuple[int, int]], which: int) -> Counter[int]:
 def _least_lane(
     tasks: Counter[int], lanes: int, least: int, effort: Iterator[int], most: int = LATEST_NS
 ) -> int:
-    """Return what the longest of some lanes takes, if not `least`; less where that is too much effort.
+    """Return the time of the longest lane, at least `least`; a lower bound if that is too much effort.
 
     Examples
     --------
@@ -415,6 +419,6 @@ def _least_lane(
 
 
 def _some_of(values: IntArray) -> IntArray:
-    """Return some of the values that there are, the least among them."""
+    """Return at most `_SETS` of the different values, the least among them."""
     each = np.unique(values)
-    return each[:: -(-len(each) // _SETS) or 1]
+    return each[:: max(1, -(-len(each) // _SETS))]

@@ -6,10 +6,10 @@
     stream               ├launch─►[a]gap[b]         after the launch, the inputs, and the task before
     link                            [a → gpu1]      as it comes: the first that is there goes first
 
-What policies decide is unknown: the order in which hosts issue, and streams. Everything else is as it runs.
-Where that cannot be said in such words, the model says less: it lets a task begin earlier, or end sooner,
-than it may. So every run of the job keeps to the model, whichever its policy is, and no run ends before the
-least time that the model allows. What is left out is told (`JobModel.left_out`).
+What policies decide is unknown: the order in which hosts issue, and streams. Everything else is as in a run.
+What constraints cannot express is relaxed: the model lets a task begin earlier, or end sooner, than it can.
+So every run of the job satisfies the model, whatever its policy, and the least makespan of the model is a
+lower bound of all runs. `JobModel.left_out` lists what is relaxed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _edge(tasks: Tasks, before: int, p: int, i: int, c: int, tensor: int) -> Non
 
 
 def _issued_before(tasks: Tasks, time: Any, before: int, node: int, *given: Any) -> None:
-    """Let `time` not be before a launched task, or what a transfer carries, is issued."""
+    """Let `time` not be before a node is issued: a launched task, or the producers of a transfer."""
     if node >= tasks.n_ops:
         for producer, distance in tasks.senders.get(node, []):
             if before - distance >= 0:
@@ -144,14 +144,14 @@ def refuse_unmodelled(job: Job, placed: bool = True) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a schedule is judged by, in the words of a constraint problem.
+# Objectives of a schedule, in the words of a constraint problem.
 #
 #     makespan             the end of all
 #     weighted tardiness   weight x late, for each op with a due date          late >= end - due, late >= 0
 #     mean flow time       done, for each job                                  done >= each end of it
 #     energy               idle power x the end of all + (busy - idle) x what ops cover, for each device
 #
-# A solver minimises a sum of times with weights; what is always added to it is left to who asks.
+# A solver minimises a weighted sum of times; the caller adds the constant part of the objective.
 
 
 class Later(NamedTuple):
@@ -227,16 +227,17 @@ def _not_before(tasks: Tasks, name: str, others: list[Any], weight: int) -> Late
 
 
 class Objective(NamedTuple):
-    """How a schedule is judged.
+    """An objective of a schedule.
 
     Attributes
     ----------
     cost : callable
-        ``cost(trace)`` returns what is to be small, a whole number; None: nothing says it of this job.
+        ``cost(trace)`` returns the whole number to minimise (ns, pJ, or a sum over jobs in ns); None: the job
+        does not have this objective.
     write : callable
-        ``write(tasks)`` says it of tasks; returns what is always added, and the times that it made.
+        ``write(tasks)`` adds it to the problem; returns its constant part, and the times that it added.
     parts : callable
-        ``parts(job)`` returns by what a cost is divided to be what people call it.
+        ``parts(job)`` returns the number by which a cost is divided to be shown: the jobs of a mean.
     """
 
     cost: Callable[[Record], int | None]
@@ -269,7 +270,7 @@ def objective_named(name: str) -> Objective:
 # ----------------------------------------------------------------------------------------------------------
 
 _MOST_NAMED: Final = 4
-"""Devices and links that are named of those that something is left out of."""
+"""Most devices and links that a note about what is left out names."""
 
 
 class Timetable(NamedTuple):
@@ -281,9 +282,9 @@ class Timetable(NamedTuple):
         When a host or worker takes an op; of a transfer, when it begins.
     start_ns : list of list of int
     device : list of int
-        Of each op.
+        Device of each op.
     cost : int
-        What it comes to in what is to be small.
+        Value of the objective.
     """
 
     taken_ns: list[list[int]]
@@ -299,7 +300,7 @@ class JobModel:
     ----------
     job : Job
     policy : Policy
-        Whose `synchronisation` says what eligible means, and which runs some ops asynchronously.
+        Its `synchronisation` says what eligible means, and it may run some ops asynchronously.
     known : Trace
         A run of the job: nothing worse is searched for.
     placed : bool
@@ -309,7 +310,7 @@ class JobModel:
     least_ns : int
         A lower bound of the makespan that is known otherwise; as an attribute, in whole units of all times.
     objective : Objective, optional
-        What is to be small; by default the makespan.
+        By default the makespan.
     """
 
     def __init__(
@@ -336,7 +337,7 @@ class JobModel:
         if self.lists.suits:
             least_ns = max(least_ns, self.lists.least_ns())
         unit = unit_of(self.times)
-        # Where something is left out a run need be no multiple of it.
+        # If something is left out, the makespan of a run need not be a multiple of the unit.
         self.least_ns = least_ns // unit * unit if self.left_out else -(-least_ns // unit) * unit
         self.times.after(LONGEST, self.least_ns)
         self.objective, self.is_makespan = objective, objective is OBJECTIVES["makespan"]
@@ -345,30 +346,28 @@ class JobModel:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What the model does not know of the job: its optimum is a lower bound then."""
+        """What the model relaxes; if anything, its optimum is only a lower bound."""
         notes = self.tasks.notes.items()
-        return tuple(
-            what + (f" ({list_names(names, _MOST_NAMED)})" if names else "") for what, names in notes
-        )
+        return tuple(f"{what} ({list_names(names, _MOST_NAMED)})" if names else what for what, names in notes)
 
     def solve(self, limit_ns: int, workers: int = 1, seed: int = 0) -> tuple[Solved, Timetable | None]:
-        """Return what was found, with a bound of the objective; see `policies.cp_sat.least`."""
+        """Return what was found, with a lower bound of the objective; see `policies.cp_sat.least`."""
         found = least(self.times, limit_ns, workers, seed)
         found = found._replace(bound_ns=found.bound_ns + self.always)
         return found, None if found.values is None else self._timetable(found.values)
 
     def by_lists(self, until: float, seed: int = 0) -> Iterator[Timetable]:
-        """Yield what is better with other orders of the tasks, where that is all that is open (`lists`)."""
+        """Yield better timetables with other orders of the tasks, if only these are open (`lists.suits`)."""
         for starts in self.lists.better(self.least_ns, until, seed):
             yield self._timetable(partial(_at, starts.tolist()))
 
     def improve(self, until: float, seed: int = 0) -> Iterator[Timetable]:
-        """Yield what is better in a part than the run that the search began with last."""
-        activities = [
-            list(dict.fromkeys(Time(time.index) for time in (start[k], taken[k], end[k])))
-            for start, taken, end in zip(self.tasks.start, self.tasks.taken, self.tasks.end, strict=True)
-            for k in range(self.tasks.n)
-        ] + [[time] for time in self.tasks.departures.values()]
+        """Yield timetables that improve a window of the run that the search began with last."""
+        tasks, activities = self.tasks, list[list[Time]]()
+        for rows in zip(tasks.start, tasks.taken, tasks.end, strict=True):
+            for times in zip(*rows, strict=True):  # of one task
+                activities.append([*dict.fromkeys(Time(time.index) for time in times)])
+        activities += [[time] for time in tasks.departures.values()]
         yield from map(self._timetable, windows(self.times, activities, until, seed))
 
     def _timetable(self, value: Callable[[Any], int]) -> Timetable:
@@ -430,14 +429,13 @@ class JobModel:
             self.times.suppose(order.chosen, sent[order.one] <= sent[order.other])
 
     def _longest_ns(self) -> int:
-        """Return how long all takes one after another: no schedule need be longer, whatever it is for."""
+        """Return how long all takes one after another: no schedule need be longer for any objective."""
         tasks, devices, graph = self.tasks, self.tasks.machine.devices, self.job.graph
         late = [device.launch_latency_ns + device.gap_ns + device.event_ns for device in devices]
-        ns = sum(
-            max(own + tasks.cost[k][d] + late[d] for d, own in of.items())
-            for row in tasks.duration
-            for k, of in enumerate(row)
-        )
+        ns = 0
+        for row in tasks.duration:
+            for durations, costs in zip(row, tasks.cost, strict=True):
+                ns += max(own + costs[d] + late[d] for d, own in durations.items())
         moved = sum(tasks.travels)
         if tasks.problem is not None:
             largest = int(graph.tensor_nbytes.max(initial=0))
@@ -473,10 +471,10 @@ class Follow(ProgramOrder):
     ----------
     timetable : Timetable
     synchronisation : str
-        As of the policy that the timetable was made for.
+        That of the policy for which the timetable was made.
     by_start : bool
-        Whether tasks are taken in the order in which they start: a solution may have a host take one long
-        before its stream is free, and then what is to start there earlier would stand behind it.
+        Whether tasks are taken in the order in which they start. Otherwise a host may take one long before
+        its stream is free, and a task that is to start there earlier stands behind it.
     waits : bool
         Whether each task is taken when the solution says, and no earlier.
     """

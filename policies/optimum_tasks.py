@@ -34,12 +34,12 @@ class Tasks:
     Parameters
     ----------
     times : ScheduleProblem
-        What they are said to.
+        Receives the times and constraints.
     job : Job
     flow : Flow
-        Ops and transfers; ops alone where devices are chosen.
+        Ops and transfers; ops alone if devices are chosen.
     problem : Problem, optional
-        Where ops may be; without it they stay on their devices.
+        Devices on which ops may be; without it they stay where they are.
     at_issue : bool
         Whether edges between launched ops count when the producer is issued.
     alone : collection of int
@@ -48,20 +48,20 @@ class Tasks:
     Attributes
     ----------
     duration : list of list of dict
-        Of each iteration and op, in ns by device.
+        For each iteration and op: device → duration in ns.
     cost, group : list of dict
-        Of each op by device: what issuing it costs, and which group of issuers does it.
+        For each op: device → cost of issuing it there in ns, and group of issuers that does it.
     travels : list of int
-        How long each transfer takes, in ns.
+        Duration of each transfer in ns.
     on : list of dict
-        Of each op by device: what says that it is there; None: it is in any case.
+        For each op: device → literal that says that it is there; None: it is in any case.
     taken, start, end : list of list
         Times, a row an iteration, a column a node.
-    notes : dict
-        What is left out, and of which devices and links.
+    notes : dict of str to list of str
+        What is left out → devices and links that it is about.
     departures, moves : dict
-        Where devices are chosen: when a tensor (iteration, number) leaves for a device over serial links, and
-        what says that it does from which device.
+        If devices are chosen: (iteration, tensor, destination) → time at which it leaves over serial links;
+        (iteration, tensor, source, destination) → literal that says that it takes this way.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class Tasks:
         """Note that something is left out, if it `holds`."""
         if holds:
             names = self.notes.setdefault(what, [])
-            names += [of] if of and of not in names else []
+            if of and of not in names:
+                names.append(of)
 
     def departs(
         self, i: int, tensor: int, a: int, b: int, made: Time, travel_ns: int, *given: Any
@@ -142,14 +143,13 @@ class Tasks:
         """Set how long each task takes, and what issuing it costs, on each device that it may run on."""
         job = self.job
         least, here = least_durations_ns(job), job.device_of.tolist()
-        rows = [(least if job.noisy_ns is None else job.noisy_ns[i]).tolist() for i in range(job.iterations)]
-        self.duration: list[list[dict[int, int]]] = [
-            [
-                {d: own[k] if d == here[k] else int(job.known_costs_ns[d][k]) for d in self.devices[k]}
-                for k in range(self.n_ops)
-            ]
-            for own in rows
-        ]
+        known = job.known_costs_ns
+        self.duration: list[list[dict[int, int]]] = []
+        for i in range(job.iterations):
+            own, row = (least if job.noisy_ns is None else job.noisy_ns[i]).tolist(), list[dict[int, int]]()
+            for k, on in enumerate(self.devices):
+                row.append({d: own[k] if d == here[k] else int(known[d][k]) for d in on})
+            self.duration.append(row)
         self.cost: list[dict[int, int]] = [{} for _ in range(self.n_ops)]
         self.group: list[dict[int, int]] = [{} for _ in range(self.n_ops)]
         for d in range(len(self.machine.devices)):
@@ -256,9 +256,6 @@ class Tasks:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What tasks cannot have at once: issuers, workers, cores, streams and links, and the order they keep.
-
-# ----------------------------------------------------------------------------------------------------------
 # The order of transfers over a serial link, as constraints: the one that is sent first goes first.
 
 Moved = tuple[int, int]
@@ -286,7 +283,7 @@ def _first_come(tasks: Tasks, pairs: Sequence[tuple[Moved, Moved]], *, on_purpos
         (i, t): {(p, i - d): tasks.end[i - d][p] for p, d in tasks.senders.get(tasks.n_ops + t, []) if i >= d}
         for i, t in moves
     }
-    behind: dict[Moved, list[Literal]] = {moved: [] for moved in moves}  # what says that it is, at once
+    behind: dict[Moved, list[Literal]] = {moved: [] for moved in moves}  # it begins as soon as another ends
 
     def follow(first: Moved, then: Moved, chosen: Any) -> None:
         """Let one transfer follow another, if that is `chosen`, and note what says that it does at once."""
@@ -308,15 +305,17 @@ def _first_come(tasks: Tasks, pairs: Sequence[tuple[Moved, Moved]], *, on_purpos
         follow(one, other, first)
         follow(other, one, second)
         orders.append(LinkOrder(one, other, first))
-    for moved, others in behind.items() if not on_purpose else ():
-        at_once = times.literal(f"{moved} at once")
-        for made in sent[moved].values() or [0]:
-            times.after(made, begin[moved], at_once)
-        times.any_of.append([(literal, True) for literal in (at_once, *others)])
+    if not on_purpose:
+        for moved, others in behind.items():
+            at_once = times.literal(f"{moved} at once")
+            for made in sent[moved].values() or [0]:
+                times.after(made, begin[moved], at_once)
+            times.any_of.append([(literal, True) for literal in (at_once, *others)])
     return orders
 
 
 # ----------------------------------------------------------------------------------------------------------
+# What tasks cannot have at once: issuers, workers, cores, streams and links, and the order they keep.
 
 _MOST_PAIRS: Final = 20_000
 """Transfers over one link, or tasks of one stream, taken two by two: of more their order is left out."""
@@ -368,10 +367,12 @@ def _in_order(tasks: Tasks, d: int) -> None:
     line = [(i, k) for i in range(tasks.job.iterations) for k in ops]
     many = len(line) * (len(line) - 1) // 2 > _MOST_PAIRS
     tasks.note(many, "that a stream keeps the order of launches", device.name)
-    follows = _follows(tasks.job) if not many else []
-    for (i, k), (j, m) in itertools.combinations(line, 2) if not many else ():
+    if many:
+        return
+    follows = _follows(tasks.job)
+    for (i, k), (j, m) in itertools.combinations(line, 2):
         if i == j and (follows[k] >> m & 1 or follows[m] >> k & 1):
-            continue  # which edges say
+            continue  # edges order them
         first, second = tasks.times.choice([f"{k} {i} before {m} {j}", f"{m} {j} before {k} {i}"])
         for (a, p), (b, q), before in (((i, k), (j, m), first), ((j, m), (i, k), second)):
             given = (before, tasks.on[p][d], tasks.on[q][d])
@@ -413,7 +414,7 @@ def _links(tasks: Tasks, known: bool) -> list[LinkOrder]:
 
 
 def _follows(job: Job) -> list[int]:
-    """Return of each op which ones follow it within an iteration, as bits."""
+    """Return the ops that follow each op within an iteration, as bits of a number."""
     found = [0] * len(job.graph)
     for op in reversed(job.graph.topological_order.tolist()):
         for consumer in job.graph.dag().successors[op]:

@@ -1,4 +1,4 @@
-"""A search in parts of a solution that is known: large neighbourhood search over windows in time.
+"""A search in parts of a known solution: large neighbourhood search over windows in time.
 
 ::
 
@@ -6,7 +6,7 @@
              └── window ─┘                 is, what is after stays as far from the end of all
 
 The solver looks for an earlier end, in little time, since little is unknown. Windows overlap by half of their
-width; where none of a width helps, the next ones are twice as wide (Shaw 1998, "Using constraint programming
+width; if none of a width helps, the next ones are twice as wide (Shaw 1998, "Using constraint programming
 and local search methods to solve vehicle routing problems", CP; windows in time for schedules: Laborie and
 Godard 2007, "Self-adapting large neighborhood search", MISTA).
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from time import monotonic
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ from policies.schedule_problem import LONGEST, After, Literal, ScheduleProblem, 
 from sim.base.arrays import BoolArray, group_pairs
 
 # ----------------------------------------------------------------------------------------------------------
-# A solution that is known, seen from both ends: as early as it is, and as late as its end allows.
+# A known solution, seen from both ends: as early as it is, and as late as its end allows.
 #
 #     lane 0   [a ][ b  ]····[ d ]          as it is
 #     lane 1   [  c   ]···········
@@ -44,16 +44,16 @@ from sim.base.arrays import BoolArray, group_pairs
 
 
 class Incumbent:
-    """The solution that the hints of a problem give: one of each time, and of literals as far as they go.
+    """The solution that the hints of a problem give; each time has a hint, and some literals have one.
 
     Attributes
     ----------
     end_ns : int
-        When all is over.
+        End of the schedule.
     early, late : list of int
-        When each time is, and when it could be.
+        Value of each time in ns: in the solution, and the latest that keeps its end.
     holds : list of bool
-        Of each literal. One that no hint tells holds if what it asks for does.
+        Value of each literal. One without a hint holds if the orders under it are kept.
     """
 
     def __init__(self, problem: ScheduleProblem) -> None:
@@ -76,7 +76,7 @@ class Incumbent:
         return literal is None or self.holds[literal.index]
 
     def least_ns(self, before: BoolArray, behind: BoolArray) -> int:
-        """Return how long all takes at least, if `before` stays as it is and `behind` as far from the end."""
+        """Return the least end, if `before` stays as it is and `behind` as far from the end, in ns."""
         known = (self.earlier >= 0) & (self.later >= 0)
         a, b, lag = self.later[known], self.earlier[known], self.lag[known]
         from_before = before[b] & behind[a]
@@ -101,7 +101,7 @@ class Incumbent:
         return holds
 
     def _as_late_as_possible(self) -> list[int]:
-        """Return the latest times, what is in line on a resource staying in line."""
+        """Return the latest times; tasks keep their order on each lane of a resource."""
         columns = (self.later.tolist(), self.earlier.tolist(), self.lag.tolist())
         edges = [(a, b, lag) for a, b, lag in zip(*columns, strict=True) if b >= 0]
         edges += self._in_line()
@@ -123,15 +123,15 @@ class Incumbent:
         return late
 
     def _in_line(self) -> list[tuple[int, int, int]]:
-        """Return who follows whom on each lane of each resource, and how long after."""
+        """Return (later, earlier, lag in ns) of neighbours on each lane of each limited resource."""
         lines: list[tuple[int, int, int]] = []
         for resource, capacity in self.problem.capacity.items():
             taken = [each for each in self.problem.taken.get(resource, ()) if self.is_true(each.given)]
             if sum(each.amount for each in taken) <= capacity:
                 continue
             taken.sort(key=lambda each: (self.at(each.begin), each.ns))
+            # When a lane is free, its number, its last task, and when that frees it after its own time.
             lanes: list[tuple[int, int, int, int]] = [(0, lane, -1, 0) for lane in range(capacity)]
-            heapify(lanes)
             for begin, ns, _, amount, gap_ns in taken:
                 last = ns + gap_ns + begin.offset
                 for lane, before, so_long in [heappop(lanes)[1:] for _ in range(amount)]:
@@ -152,13 +152,13 @@ def _parts(time: Time | int) -> tuple[int, int]:
 #     before            in the window     behind
 #     at known times    unknown           so long before the end of all as is known, and the end is unknown
 #
-# Of what is before and behind, only what may touch the window is written down. A solution is looked for that
-# ends earlier than the known one. That it can be run has to be tried: of what is before and behind, not every
-# pair is compared.
+# Of what is before and behind, only what may touch the window is written down. The solver looks for an
+# earlier end than the known one. Whether its solution can run has to be tried: of what is before and behind,
+# not every pair is compared.
 
 
 class Touching:
-    """Which orders speak of each time and literal, and which choices and clauses of each literal."""
+    """Numbers of the orders with each time and literal, and of the choices and clauses with each literal."""
 
     def __init__(self, problem: ScheduleProblem) -> None:
         orders = [*enumerate(problem.orders)]
@@ -173,14 +173,14 @@ class Touching:
 
 
 class FreePart(Written):
-    """What is free of a solution that is known, as a model.
+    """The free part of a known solution, as a model.
 
     Parameters
     ----------
     known : Incumbent
     touching : Touching
     window, behind : sequence of int
-        The times that are free, and those that keep their distance from the end.
+        Indices of the times that are free, and of those that keep their distance from the end.
     """
 
     def __init__(
@@ -284,10 +284,10 @@ class FreePart(Written):
 # ----------------------------------------------------------------------------------------------------------
 
 _FIRST: Final = 32
-"""So many activities are in the first windows."""
+"""Number of activities in the first windows."""
 
 _EFFORT: Final = 0.002
-"""So much of the solver's deterministic time goes to each activity of a window; 1 is a second or more."""
+"""The solver's deterministic time per activity of a window; 1 is a second or more."""
 
 Values = Callable[[Any], int]
 
@@ -295,10 +295,10 @@ Values = Callable[[Any], int]
 def windows(
     problem: ScheduleProblem, activities: Sequence[Sequence[Time]], until: float, seed: int = 0
 ) -> Iterator[Values]:
-    """Yield better solutions, each from the one that the hints of a problem give when it is asked for.
+    """Yield better solutions, each found from the hints that the problem has when it is asked for.
 
-    It ends when the next window would be all there is, or with its time. Only that depends on a clock: with
-    more time the same solutions come first.
+    The search ends when the next window would be the whole schedule, or with its time. Only that depends on a
+    clock: with more time the same solutions come first.
 
     Parameters
     ----------
@@ -306,9 +306,9 @@ def windows(
     activities : sequence of sequence of Time
         Times that are free together; the first tells where in the schedule they are.
     until : float
-        Of `time.monotonic`.
+        End of the search on the clock of `time.monotonic`, in s.
     seed : int
-        In which order windows are tried.
+        Seed of the order in which windows are tried.
     """
     rng = random.Random(seed)
     size = _FIRST

@@ -5,8 +5,8 @@
     time     s ─────────── begins when?                       after     s(b) >= s(a) + 10
     occupy   [s, s + 10) on a resource                        limit     at most so many at once
 
-Who models something (a job, a placement, a pipeline) need not know the solver: OR-tools' CP-SAT searches in
-the problem as a whole (`policies.cp_sat`) or, from a solution that is known, in one part of it after another
+A model of something (a job, a placement, a pipeline) need not know the solver: OR-tools' CP-SAT searches the
+whole problem (`policies.cp_sat`) or, from a known solution, one part of it after another
 (`policies.optimum_windows`).
 """
 
@@ -173,7 +173,7 @@ class ScheduleProblem:
         self.any_of.append([*unless, (literal, True)])
 
     def choice(self, names: Sequence[str]) -> list[Any]:
-        """Return a literal for each of some names, one of which holds; where there is one alone, None."""
+        """Return a literal for each name, of which exactly one holds; for a single name, None."""
         if len(names) == 1:
             return [None]
         literals = [self.literal(name) for name in names]
@@ -186,7 +186,10 @@ class ScheduleProblem:
         self.orders.append(After(later, earlier, literals))
 
     def add_delay(self, later: Time, earlier: Time | int, delay_ns: int, *given: Literal | None) -> None:
-        """Let `later` be so long after `earlier`, if all that is `given` holds; so long may be never."""
+        """Let `later` be at least `delay_ns` after `earlier`, if all that is `given` holds.
+
+        With a delay of `NEVER`, what is `given` cannot hold.
+        """
         if delay_ns >= NEVER:
             self.any_of.append([(literal, False) for literal in given if literal is not None])
         else:
@@ -195,27 +198,27 @@ class ScheduleProblem:
     def places(
         self, devices_of: Sequence[Sequence[int]], group_of: Sequence[int] = ()
     ) -> list[dict[int, Any]]:
-        """Return what says that an op is on a device: one for each that it may be on; None: it is anyway.
+        """Return for each op: device → literal that says that it is there; None: it can be nowhere else.
 
-        Ops of one group are together; its first op gives it its name.
+        Ops of one group are together; a group has the number of its first op.
         """
         on = [
             dict(zip(own, self.choice([f"{op} on {d}" for d in own]), strict=True))
             for op, own in enumerate(devices_of)
         ]
         for op, leader in enumerate(group_of):
-            for d, chosen in on[op].items() if leader != op else ():
-                if chosen is not None:
+            for d, chosen in on[op].items():
+                if leader != op and chosen is not None:
                     self.require(on[leader][d], chosen)
                     self.require(chosen, on[leader][d])
         return on
 
     def last(self, begin: Time | int, ns: int, end: Time, given: Literal | None = None) -> None:
-        """Let `end` be so long after `begin`, if what is `given` holds."""
+        """Let `end` be `ns` after `begin`, if what is `given` holds."""
         self.durations.append(Last(begin, ns, end, given))
 
     def charge(self, what: Time | Literal, n: int) -> None:
-        """Minimise a time, or (in ns) that a literal holds, with a weight, among what else is charged."""
+        """Add a time, or `n` ns if a literal holds, to the objective; `n` is the weight of a time."""
         self.charged[what] = self.charged.get(what, 0) + n
 
     def suppose(self, unknown: Time | Literal | None, value: int) -> None:
@@ -226,7 +229,7 @@ class ScheduleProblem:
             self.literal_hints[unknown.index] = bool(value)
 
     def within(self, ns: int) -> None:
-        """Let all be over by then, which the search begins with."""
+        """Let everything end by `ns`; the search begins with a schedule that does."""
         self.horizon_ns = ns
         self.suppose(LONGEST, ns)
 
@@ -240,9 +243,9 @@ class ScheduleProblem:
         amount: int = 1,
         gap_ns: int = 0,
     ) -> None:
-        """Take a part of a resource from `begin` on for so long, and for a gap before what follows."""
+        """Take `amount` of a resource for `ns` from `begin` on, and for a gap before what follows."""
         self.taken.setdefault(resource, []).append(Taken(begin, ns, given, amount, gap_ns))
 
     def change(self, resource: Hashable, at: Time, amount: int) -> None:
-        """Take so much more of a resource from a time on, or less."""
+        """Take `amount` more of a resource from a time on; less if it is negative."""
         self.changes.setdefault(resource, []).append(LevelChange(at, amount))
