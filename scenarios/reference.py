@@ -358,7 +358,7 @@ def with_names(schema: dict[str, Any]) -> None:
             "description": f"{plugins.GROUPS[group].capitalize()}: a name, and its options.",
             "properties": {"name": {"type": "string", "description": "`sim policies` lists them"}},
         } | _options(group)
-        names = plugins.names(group) + ["runtime"] * (group == "sim.allocators")
+        names = plugins.names(group) + (["runtime"] if group == "sim.allocators" else [])
         _offer(kinds[what]["properties"]["name"], names)
         _choose(kinds[kind]["properties"][key], what, names)
     kinds["PolicyOptions"] = _options(*_POLICIES)

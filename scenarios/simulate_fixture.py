@@ -223,7 +223,7 @@ class Simulate:
         if isinstance(work, Graph):
             return self._graph(work, machine, own, options)
         if machine is not None or options:
-            what = ", ".join(["machine"] * (machine is not None) + list(options))
+            what = ", ".join(options if machine is None else ["machine", *options])
             raise InputError(f"{what}: a scenario says it itself; change it with sets=['KEY=VALUE']")
         scenario = self._scenario(work, sets)
         case = scenario.case(own if isinstance(own, str) else None)

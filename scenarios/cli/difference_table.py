@@ -141,7 +141,7 @@ def _move_row(title: str, pair: dict[str, Any], move: dict[str, Any]) -> dict[st
     a, b, ops = pair["a"], pair["b"], move.get("ops", 1)
     start = told_apart(a["start_ns"], b["start_ns"])
     return {
-        title: shorten(a["name"]) + f" and {ops - 1:,} more" * (ops > 1),
+        title: shorten(a["name"]) + (f" and {ops - 1:,} more" if ops > 1 else ""),
         "kind": pair["kind"],
         "lane": " → ".join(dict.fromkeys((a["lane"], b["lane"]))),
         "start in A": start[0],
@@ -172,7 +172,7 @@ def _print_path(answer: Answer) -> None:
     for side, schedule, only in (("A", d.a, path.only_a), ("B", d.b, path.only_b)):
         if only:
             names = ", ".join(shorten(schedule.name_of(row)) for row in only[:3])
-            told.append(f"{len(only):,} in {side} only: {names}{', ...' * (len(only) > 3)}")
+            told.append(f"{len(only):,} in {side} only: {names}{', ...' if len(only) > 3 else ''}")
     print("\n" + "; ".join(told))
 
 

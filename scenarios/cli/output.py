@@ -164,7 +164,8 @@ def show_warnings() -> None:
         subject = getattr(message, "subject", None)
         if subject is None or subject not in subjects:
             typer.echo(f"warning: {message}", err=True)
-            subjects.update([subject] if subject is not None else [])
+            if subject is not None:
+                subjects.add(subject)
 
     warnings.showwarning = show
 
@@ -195,10 +196,10 @@ def print_table(rows: Sequence[Mapping[str, str]], *, left: int = 1) -> None:
     cells = [tuple(rows[0]), *(tuple(row.values()) for row in rows)]
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
     for n, row in enumerate(cells):
-        line = [
-            " " * (width - _width(cell)) * (i >= left) + cell + " " * (width - _width(cell)) * (i < left)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
+        line = []
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            padding = " " * (width - _width(cell))
+            line.append(cell + padding if i < left else padding + cell)
         text = "  ".join(line).rstrip()
         print(strong(text) if n == 0 else text)
 
@@ -226,7 +227,7 @@ def print_list(title: str, rows: Sequence[tuple[str, str]]) -> None:
 def _width(text: str) -> int:
     """Return the number of terminal columns that `text` takes once it is escaped."""
     text = escape(text)
-    wide = (1 + (east_asian_width(c) in "WF") for c in text if not combining(c))
+    wide = (2 if east_asian_width(c) in "WF" else 1 for c in text if not combining(c))
     return len(text) if text.isascii() else sum(wide)
 
 
@@ -254,7 +255,10 @@ def print_told(told: Result | Comparison) -> None:
     """Print the result of one run, or the comparison of several."""
     print(strong(told.title))
     for i, part in enumerate(told.sections):
-        print("\n" * bool(i) + "\n".join(part.lines), end="\n" * bool(part.lines))
+        if i:
+            print()
+        for line in part.lines:
+            print(line)
         for table in part.tables:
             print_table(table)
         for note in part.notes:
@@ -273,13 +277,14 @@ def print_repeats(repeats: Sequence[Repeats]) -> None:
         row = {**told, "policy": each.result.policy, "min_ns": low, "max_ns": high}
         rows.append(row | {"failed": None if each.failed is None else len(each.failed)})
     columns = ["policy", "runs", "min_ns", "p5_ns", "p50_ns", "p95_ns", "max_ns"]
-    some_may = any(each.failed is not None for each in repeats)
-    print_table(text_table(rows, [*columns, *(["failed"] * some_may)]))
+    if any(each.failed is not None for each in repeats):
+        columns.append("failed")
+    print_table(text_table(rows, columns))
     for row in rows:
         if row["mean_interval_ns"] is not None and row["min_ns"] < row["max_ns"]:
             intervals = (row["mean_interval_ns"], row["p50_interval_ns"])
             mean, median = (" .. ".join(map(format_duration, interval)) for interval in intervals)
-            of = f"{row['policy']}: " * (len(rows) > 1)
+            of = f"{row['policy']}: " if len(rows) > 1 else ""
             print(f"{of}mean {format_duration(row['mean_ns'])} (95 %: {mean}), median (95 %: {median})")
         elif row["runs"] > 1 and row["min_ns"] == row["max_ns"]:
             print(f"{row['policy']}: all seeds take the same; nothing that a seed draws counts here")

@@ -268,7 +268,7 @@ def _over_devices(row: Row) -> dict[str, Any]:
     peaks = {name: row[name + _PEAK] or 0 for name in used}
     if peak := max(peaks.values(), default=0):
         where = max(peaks, key=lambda name: peaks[name])
-        told["peak memory"] = size(peak) + f" {where}" * (len(names) > 1)
+        told["peak memory"] = f"{size(peak)} {where}" if len(names) > 1 else size(peak)
     return told
 
 

@@ -38,7 +38,7 @@ from scenarios.ops import op_formulas as f
 from scenarios.ops.op_formulas import Cost, Formula, OpFacts, convolution_sizes, measured_shape
 from sim.base.arrays import UNSET
 from sim.base.errors import GraphError, InputError, UnknownNameError, in_file
-from sim.base.units import format_bytes, format_flops
+from sim.base.units import format_bytes, format_count, format_flops
 from sim.graph.graph import Graph
 from sim.graph.views import FREE, VIEWS, WITHOUT_DATA
 from sim.job.job import Job
@@ -238,7 +238,7 @@ def refuse_costless(job: Job) -> None:
             nothing |= unsaid & here & (last.durations_ns(graph, device) == job.duration_ns)
     if nothing.any():
         name, count = graph.op_names[int(nothing.argmax())], int(nothing.sum()) - 1
-        more = f" (and {count} other op{'s' * (count > 1)})" if count else ""
+        more = f" (and {format_count(count, 'other op')})" if count else ""
         raise GraphError(
             f"op {name!r}{more} has no duration, no flops and no bytes, so it would take no time; "
             "give one of them, or duration: 0ns where that is meant"

@@ -168,7 +168,7 @@ class Comparison:
         width = max(len(policy) for policy, _ in self.reasons)
         lines = [f"{policy:{width}}  {why}" for policy, why in self.reasons]
         if self.lower_bound_ns and not self.serves:
-            once = " (chains through loops counted once)" * loops
+            once = " (chains through loops counted once)" if loops else ""
             lines.append(f"Lower bound of all runs: {format_duration(self.lower_bound_ns)}{once}.")
         if self.too_close:
             close = ", ".join(self.too_close)

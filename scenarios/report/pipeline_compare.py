@@ -48,7 +48,7 @@ def pipeline_rows(results: Sequence[Result]) -> list[dict[str, str]]:
         row = {key: "" if share is None else f"{100 * share:.2f}%" for key, share in bubbles.items()}
         most = {key: max(told[key]) for key in ("span_ns", "peak_activations", "exposed_ns")}
         peak, rank = _peak_bytes(told)
-        shown = f"rank {rank}: " * (peak > 0) + size(peak)
+        shown = f"rank {rank}: {size(peak)}" if peak > 0 else size(peak)
         rows.append({**told, **row, **most, "schedule": result.policy, "peak": shown})
     columns = ["schedule", "makespan_ns", "longest span: span_ns", "bubble: makespan_bubble", "span_bubble"]
     if any(row["bubble_formula"] for row in rows):

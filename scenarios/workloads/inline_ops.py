@@ -159,7 +159,7 @@ class Op(Strict):
             raise fault("has fails twice, as a key and among its attributes; give one of them")
         keys = FUNCTIONAL_KINDS.get(self.kind, ())
         if any(key not in self.attributes for key in keys):
-            given = [*(f"{key}: FUNCTION" for key in keys), *["trips: N"] * (self.kind == "while")]
+            given = [f"{key}: FUNCTION" for key in keys] + (["trips: N"] if self.kind == "while" else [])
             message = f"an op of kind {self.kind} stands for the ops of {' and '.join(keys)}"
             raise fault(f"{message}; give attributes: {{{', '.join(given)}}}")
         return self

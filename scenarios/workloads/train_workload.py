@@ -498,7 +498,8 @@ def _tell_order(fields: TrainFields, layout: ParallelLayout) -> None:
 
 def _of_exchanges(fields: TrainFields, overlap: Collection[str]) -> list[str]:
     """Return the settings given for tokens that are sent to experts on other ranks."""
-    return ["dispatcher"] * ("dispatcher" in fields.model_fields_set) + ["overlap: ep"] * ("ep" in overlap)
+    given = {"dispatcher": "dispatcher" in fields.model_fields_set, "overlap: ep": "ep" in overlap}
+    return [name for name, is_given in given.items() if is_given]
 
 
 def _replicas(fields: TrainFields) -> int:

@@ -49,7 +49,8 @@ def policies(
     if json:
         return print_json([one.data for one in found])
     for i, one in enumerate(found):
-        print("\n" * bool(i), end="")
+        if i:
+            print()
         _tell(one)
 
 

@@ -359,7 +359,8 @@ def bench(
 
     limit_ns = parse_duration(f"{limit}s" if limit.replace(".", "", 1).isdigit() else limit, what="--limit")
     methods = [(name, 0) for name in policy or ("ready-queue", "critical-path")] + [(benches.HEFT, 0)]
-    methods += [(benches.RANDOM, orders)] * bool(orders) + [(benches.OPTIMUM, limit_ns)] * bool(limit_ns)
+    searches = ((benches.RANDOM, orders), (benches.OPTIMUM, limit_ns))
+    methods += [(name, effort) for name, effort in searches if effort]
     points = [
         benches.Point(path, method, tuple(sets or ()), effort, devices, allowed)
         for path in benches.instances_in(paths)

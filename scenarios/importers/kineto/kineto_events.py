@@ -43,6 +43,7 @@ from scenarios.importers.kineto.xplane import is_xplane, read_xplane
 from sim.base.arrays import UNSET, IntArray, group_pairs
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
+from sim.base.units import format_count
 
 RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
 """The call that records an event."""
@@ -304,6 +305,5 @@ def what_it_is(path: StrPath) -> str:
         return ", which has no events"
     said = next((f"; {words}" for category, words in _NO_GPU.items() if category in counted), "")
     shown = [f"{n:,} {name[:40] or 'without a category'}" for name, n in counted.most_common(_SHOWN)]
-    shown += ["..."] * (len(counted) > _SHOWN)
-    total = counted.total()
-    return f"{said} ({total:,} event{'s' * (total != 1)}: {', '.join(shown)})"
+    more = ", ..." if len(counted) > _SHOWN else ""
+    return f"{said} ({format_count(counted.total(), 'event')}: {', '.join(shown)}{more})"
