@@ -19,8 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from itertools import pairwise
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,33 +44,38 @@ _KEPT: Final = {name: recipe.kept for name, recipe in LOW_PRECISION.items()}
 _BYTES: Final = {"bf16": 2.0, "fp16": 2.0, **_KEPT, "fp8-block": 1 + 4 / 128**2}
 """Bytes of a weight with its scales: fp8 has one per block of 128 x 128, activations one per 128."""
 
-_COARSE: Final = 64
-"""Distance in tokens between the sizes at which longer steps are computed."""
-
-
+_LONG: Final = range(0, 2**24, 64)
+"""Token counts at which longer steps are computed."""
 _SIZES: Final = (1, *(size << power for power in range(23) for size in (2, 3)), 2**24)
 """1, 2, 3, 4, 6, 8, 12, 16, ..."""
 
 
-def interpolate(function: Callable[[int, int], float]) -> Callable[[float, float], float]:
-    """Return a function of two sizes that is computed at few sizes, and linear in between."""
-    ask = cache(function)
+def interpolate(value: Callable[..., float], axes: Sequence[Sequence[float]], *sizes: float) -> float:
+    """Return a value known on a grid: linear in each size, and constant before the first of an axis.
 
-    def at(x: float, y: float) -> float:
-        return _linear(lambda i: _linear(lambda j: ask(i, j), y, *_around(y)), x, *_around(x))
+    Parameters
+    ----------
+    value : callable
+        ``value(*sizes)`` of sizes on the axes.
+    axes : sequence
+        Ascending sizes. Beyond the last the line goes on, unless it falls.
+    *sizes : float
+    """
+    if not axes:
+        return value()
+    axis, size = axes[0], sizes[0]
+    i = max(0, min(bisect_right(axis, size), len(axis) - 1) - 1)
+    first = interpolate(partial(value, axis[i]), axes[1:], *sizes[1:])
+    if size <= axis[i] or len(axis) == 1:
+        return first
+    last = interpolate(partial(value, axis[i + 1]), axes[1:], *sizes[1:])
+    part = (size - axis[i]) / (axis[i + 1] - axis[i])
+    return (1 - part) * first + part * (last if part <= 1 else max(first, last))
 
-    return at
 
-
-def _around(x: float) -> tuple[int, int]:
-    i = bisect_right(_SIZES, x)
-    return _SIZES[i - 1], _SIZES[i]
-
-
-def _linear(function: Callable[[int], float], x: float, low: int, high: int) -> float:
-    """Return the value of a function that is linear between two sizes."""
-    part = (x - low) / (high - low)
-    return (1 - part) * function(low) + part * function(high) if part else function(low)
+def _padded(count: int) -> int:
+    """Return the size of the CUDA graph for so many tokens or requests, at most the largest."""
+    return GRAPH_SIZES[min(bisect_left(GRAPH_SIZES, count), len(GRAPH_SIZES) - 1)]
 
 
 class ModelStep:
@@ -108,8 +112,8 @@ class ModelStep:
         self.kinds = Counter(model.kind(layer) for layer in range(model.layers))
         self.work = self.work_of(1)
         # A chunk of a prompt counts as a whole prompt with the same number of scores.
-        self._decode = interpolate(lambda requests, cached: self._attention(requests, 1, cached - 1))
-        self._prefill = interpolate(lambda requests, length: self._attention(requests, length, 0))
+        self._decode = cache(lambda requests, cached: self._attention(requests, 1, cached - 1))
+        self._prefill = cache(lambda requests, length: self._attention(requests, length, 0))
         self._layers, self._head = cache(self._layers_ns), cache(self._head_ns)
 
     def __call__(self, step: Step) -> int:
@@ -117,22 +121,18 @@ class ModelStep:
         counts, contexts = np.fromiter(step.tokens.values(), int), np.array(step.contexts)
         decode = counts == 1
         decodes, chunks = int(decode.sum()), int((~decode).sum())
-        ns = self._through(int(counts.sum())) + self._head(len(step.samples))
+        tokens, axes = int(counts.sum()), (_SIZES, _SIZES)
+        short = tokens <= GRAPH_SIZES[-1]
+        ns = self._layers(_padded(tokens)) if short else interpolate(self._layers, (_LONG,), tokens)
+        ns += self._head(len(step.samples))
         if decodes:
-            ns += self._decode(decodes, (contexts[decode] + 1).sum() / decodes)
+            ns += interpolate(self._decode, axes, decodes, (contexts[decode] + 1).sum() / decodes)
         if chunks:
             square = np.sqrt(counts * (counts + 2 * contexts))[~decode].sum()
-            ns += self._prefill(chunks, square / chunks)
+            ns += interpolate(self._prefill, axes, chunks, square / chunks)
         return round_half_up(ns)
 
     # -- parts of a step --------------------------------------------------------------------------------
-
-    def _through(self, tokens: int) -> float:
-        """Return the time of everything but attention and the head."""
-        if tokens <= GRAPH_SIZES[-1]:
-            return self._layers(GRAPH_SIZES[bisect_left(GRAPH_SIZES, tokens)])
-        low = tokens // _COARSE * _COARSE
-        return _linear(self._layers, tokens, low, low + _COARSE)
 
     def _layers_ns(self, tokens: int) -> float:
         """Return the time of the layers for a number of tokens, without attention."""
@@ -147,7 +147,7 @@ class ModelStep:
         """Return the time of the last norm, the head and sampling for a number of requests."""
         if not requests or not self.model.vocabulary:
             return 0.0
-        rows = GRAPH_SIZES[min(bisect_left(GRAPH_SIZES, requests), len(GRAPH_SIZES) - 1)]
+        rows = _padded(requests)
         norm, head, _ = self.work_of(rows).head()
         logits = rows * self.model.vocabulary
         share = Collective("all_gather", 2 * logits, "tp")
@@ -260,12 +260,12 @@ class TableStep:
     def __init__(self, folder: Path, layers: int, all_reduce_ns: AllReduce | None = None) -> None:
         self.layers, self.all_reduce_ns = layers, all_reduce_ns
         times = {"layernorm": 2 * layers, "embedding": 1, "final_layernorm": 1}  # a layer has two norms
-        self.dense = _sum(folder / "dense.csv", "tokens", times, layers)
-        self.head = _sum(folder / "per_sequence.csv", "sequences", {}, 1)
+        self.dense = _line(_sum(folder / "dense.csv", "tokens", times, layers))
+        self.head = _line(_sum(folder / "per_sequence.csv", "sequences", {}, 1))
         sizes = "prefill_chunk", "kv_prefill", "n_decode", "kv_decode"
-        self.attention = _Grid(folder / "attention.csv", *sizes)
+        self.attention = _grid(folder / "attention.csv", *sizes)
         moe, skew = folder / "moe.csv", folder / "skew.csv"
-        self.experts = _Grid(moe, "tokens", "activated_experts") if moe.exists() else None
+        self.experts = _most_experts(moe) if moe.exists() else None
         self.alpha = _alpha(skew) if skew.exists() else None
 
     def __call__(self, step: Step) -> int:
@@ -275,13 +275,15 @@ class TableStep:
         lengths, chunk = contexts[decode] + 1, int(counts[~decode].sum())
         mean, longest = (lengths.mean(), lengths.max()) if len(lengths) else (0.0, 0)
         shape = chunk, (counts * contexts)[~decode].sum() / max(chunk, 1), len(lengths)
-        attention = self.attention.at(*shape, mean)
+        attention = self.attention(*shape, mean)
         if longest > mean and self.alpha is not None:
-            attention += self.alpha(len(lengths)) * (self.attention.at(*shape, longest) - attention)
+            attention += self.alpha(len(lengths)) * (self.attention(*shape, longest) - attention)
         tokens = chunk + len(lengths)
-        us = self.dense(tokens) + self.head(len(step.samples)) + self.layers * attention
+        us = self.dense(tokens) + self.layers * attention
+        if step.samples:
+            us += self.head(len(step.samples))
         if self.experts is not None:
-            us += self.layers * self.experts.at(tokens, self.experts.axes[1][-1])
+            us += self.layers * self.experts(tokens)
         sent = 0.0 if self.all_reduce_ns is None else self.all_reduce_ns(tokens)
         return round_half_up(1000 * us + 2 * self.layers * sent)
 
@@ -295,18 +297,17 @@ def _read(path: Path, *columns: str) -> pd.DataFrame:
             raise InputError(f"cannot be read as a table of {', '.join(columns)}: {error}") from None
 
 
-def _sum(path: Path, size: str, times: dict[str, int], default: int) -> Callable[[float], float]:
-    """Return the total time of layers, each so many times, as a function of one size."""
+def _sum(path: Path, size: str, times: dict[str, int], default: int) -> pd.Series:
+    """Return the total time of layers, each so many times, by a size."""
     table = _read(path, "layer", size, "time_us").pivot_table("time_us", size, "layer")
     each = table.interpolate(method="index", limit_direction="both")
-    total = sum(each[layer] * times.get(str(layer), default) for layer in each)
-    sizes, us = each.index.to_numpy(), np.asarray(total)
-    slope = (us[-1] - us[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
+    return each @ [times.get(str(layer), default) for layer in each]
 
-    def at(count: float) -> float:
-        return float(np.interp(count, sizes, us) + max(0.0, count - sizes[-1]) * slope) if count else 0.0
 
-    return at
+def _most_experts(path: Path) -> Callable[[float], float]:
+    """Return the time of as many experts as were measured, by the number of tokens."""
+    table = _read(path, "tokens", "activated_experts", "time_us").sort_values("activated_experts")
+    return _line(table.groupby("tokens")["time_us"].last())
 
 
 def _alpha(path: Path) -> Callable[[float], float]:
@@ -318,26 +319,17 @@ def _alpha(path: Path) -> Callable[[float], float]:
     return lambda decodes: float(np.interp(decodes, counts, alphas))
 
 
-class _Grid:
-    """Times over a grid of sizes; a point without a measurement has the time of the next smaller sizes."""
+def _line(times: pd.Series) -> Callable[[float], float]:
+    """Return times as a function of the size that is their index."""
+    return partial(interpolate, times.to_dict().__getitem__, [times.index.tolist()])
 
-    def __init__(self, path: Path, *columns: str) -> None:
-        times = _read(path, *columns, "time_us").set_index([*columns])["time_us"]
-        self.axes = [np.unique(times.index.get_level_values(name)) for name in columns]
-        points = pd.MultiIndex.from_product(self.axes)
-        self.values = times.reindex(points).to_numpy(copy=True).reshape([len(axis) for axis in self.axes])
-        for axis in range(len(columns)):  # a size that does not matter was measured only at 0
-            rows = np.moveaxis(self.values, axis, 0)
-            for before, here in pairwise(rows):
-                np.copyto(here, before, where=np.isnan(here))
-        self.values = np.nan_to_num(self.values)  # nothing to do
 
-    def at(self, *sizes: float) -> float:
-        """Return the time, interpolated linearly on each axis."""
-        found: Any = self.values
-        for axis, size in zip(self.axes, sizes, strict=True):
-            high = int(np.clip(np.searchsorted(axis, size), 1, len(axis) - 1))
-            low = max(0, high - 1)
-            part = max(0.0, (size - axis[low]) / (axis[high] - axis[low])) if high > low else 0.0
-            found = found[low] + part * (found[high] - found[low])
-        return float(found)
+def _grid(path: Path, *columns: str) -> Callable[..., float]:
+    """Return times as a function of sizes; one without a measurement is that of the next smaller sizes."""
+    times = _read(path, *columns, "time_us").set_index([*columns])["time_us"]
+    whole = pd.MultiIndex.from_product([level.sort_values() for level in times.index.levels])
+    times = times.reindex(whole)
+    for i in range(len(columns)):  # a size that does not matter was measured only at 0
+        times = times.groupby(level=[at for at in range(len(columns)) if at != i]).ffill()
+    known = times.fillna(0).to_dict()  # nothing to do
+    return partial(interpolate, lambda *sizes: known[sizes], [level.tolist() for level in whole.levels])

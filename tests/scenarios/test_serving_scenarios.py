@@ -347,7 +347,8 @@ def test_the_faster_all_reduce_is_taken() -> None:
 
 @given(st.floats(1, 3000), st.floats(1, 3000))
 def test_between_sizes_a_plane_is_exact(x: float, y: float) -> None:
-    assert interpolate(lambda a, b: 3 * a + 2 * b + 1)(x, y) == pytest.approx(3 * x + 2 * y + 1)
+    sizes = (1, 2, 700, 3000)
+    assert interpolate(lambda a, b: 3 * a + 2 * b + 1, (sizes, sizes), x, y) == pytest.approx(3 * x + 2 * y + 1)
 
 
 def test_tables_of_measured_kernels(tmp_path: Path) -> None:
