@@ -87,28 +87,27 @@ def run_case(case: Case) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]
     classic = engine["policy"] in CLASSIC
     batcher, requests = batcher_of(engine), requests_of(case)
     scheduled: list[tuple[Step, dict[str, Any]]] = []
-    schedule = batcher.schedule
+    serve = Serve(linear_step(us["base"] * US, us["token"] * US, us["seq"] * US), [batcher])
+    begin = serve.begin
 
-    def note(now_ns: int) -> Step:
-        step = schedule(now_ns)
+    def note(replica: int, step: Step, pulled: dict[Request, int]) -> int:
         tables = {request.id: request.blocks for request in batcher.running}
         text = json.dumps(tables, sort_keys=True, separators=(",", ":"))
         waiting = [request.id for request in batcher.waiting]  # type: ignore[attr-defined]
-        after: dict[str, Any] = {"running": list(tables), "blocks_used": step.used}
+        after: dict[str, Any] = {"running": list(tables), "blocks_used": batcher.cache.used}
         if classic:
             after |= {"order": [request.id for request in step.tokens], "waiting": waiting, "ignored": []}
         else:
             after |= {"waiting": len(waiting), "tables_crc": zlib.crc32(text.encode())}
             after |= {"aside": [request.id for request in batcher.aside]}  # type: ignore[attr-defined]
         scheduled.append((step, after))
-        return step
+        return begin(replica, step, pulled)
 
-    batcher.schedule = note  # type: ignore[method-assign]
-    serve = Serve(linear_step(us["base"] * US, us["token"] * US, us["seq"] * US), [batcher])
+    serve.begin = note  # type: ignore[method-assign]
     serve.pull = lambda now, request, tokens: now + (us["kv_base"] + us["kv_token"] * tokens) * US
     serve.run(requests)
     steps = []
-    for over, (step, after) in zip(serve.passes, scheduled, strict=True):
+    for over, (step, after) in zip(serve.passes.itertuples(), scheduled, strict=True):
         found = after | {
             "start": over.start_ns // US,
             "end": over.end_ns // US,

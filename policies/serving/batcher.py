@@ -3,7 +3,7 @@
 ::
 
     arrive(request)                    a request has arrived
-    schedule(now_ns) ──► Step          the requests that take part, with the number of tokens of each
+    fill(step)                         the requests that take part, with the number of tokens of each
     ended(step)                        the step is over: tokens are sampled, requests end
 
     Request   prompt + outputs = known tokens; computed: those whose keys and values are in the cache.
@@ -22,11 +22,14 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Final
 
 from policies.option_checks import whole
-from policies.serving.kv_blocks import KvBlocks
+from policies.serving.kv_blocks import TOKEN_BITS, KvBlocks
 from sim.base.errors import InputError
 
 Segment = tuple[str, int]
 """A name and a number of tokens: segments of the same name begin with the same tokens."""
+
+QUEUE: Final = (None, "blocks", "budget", "seats")
+"""Why the first waiting request was not admitted; None: a step is under way."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -134,13 +137,9 @@ class Step:
     samples : list of Request
         Requests whose known tokens are all computed by this step, and which sample the next one.
     why : str or None
-        Why the first waiting request was not admitted: ``"blocks"``, ``"budget"``, ``"seats"``.
+        Why the first waiting request was not admitted, one of `QUEUE`.
     head : Request or None
         The first waiting request.
-    waiting : int
-        Number of waiting requests after scheduling.
-    used : int
-        Blocks in use after scheduling.
     out : dict of Request to int
         Tokens that each request yields, known when the step has ended.
     finished : list of Request
@@ -155,24 +154,49 @@ class Step:
     samples: list[Request] = field(default_factory=list)
     why: str | None = None
     head: Request | None = None
-    waiting: int = 0
-    used: int = 0
     out: dict[Request, int] = field(default_factory=dict)
     finished: list[Request] = field(default_factory=list)
 
 
-_PARTS: Final[dict[str, Any]] = {
+_KINDS: Final[dict[str, Any]] = {
     each.name: each.default_factory for each in fields(Step) if callable(each.default_factory)
 }
 
 
-def check_step(step: object, whose: str) -> None:
-    """Raise unless what a batcher's method made is a step, of mappings and lists."""
-    if not isinstance(step, Step):
-        raise InputError(f"{whose} should return a Step, not {step!r:.60}")
-    for name, kind in _PARTS.items():
+def next_step(batcher: Batcher, now_ns: int) -> Step:
+    """Return what a batcher fills the next step with; it has no tokens if nothing can run.
+
+    Raises
+    ------
+    InputError
+        It is filled with something else than a step has, or computes tokens that a request does not have.
+    """
+    step, whose = Step(), f"{type(batcher).__name__}.fill"
+    batcher.fill(step)
+    for name, kind in _KINDS.items():
         if not isinstance(given := getattr(step, name), kind):
             raise InputError(f"{whose}: the {name} of a step should be a {kind.__name__}, not {given!r:.60}")
+    if step.why not in QUEUE:
+        raise InputError(f"{whose}: `why` should be one of {', '.join(QUEUE[1:])}, not {step.why!r:.60}")
+    for request in step.preempted:
+        request.whole = request.known + request.in_flight
+        request.computed = request.drafts = request.sampled = 0
+    for request in step.hits:
+        if request.scheduled_ns is None:
+            request.scheduled_ns = now_ns
+    running = set(batcher.running)
+    for request, count in step.tokens.items():
+        drafts = step.drafts.get(request, 0)
+        most = request.left + request.in_flight + drafts if request in running else 0
+        if type(count) is not int or not 0 < count <= most:
+            what = f"{whose} gave {getattr(request, 'id', request)} {count!r} tokens"
+            raise InputError(f"{what}, " + (f"of {most} left" if most else "and it is not in `running`"))
+        step.contexts.append(request.computed)
+        request.computed += count
+        if request.computed >= request.prompt + request.outputs + request.in_flight:
+            step.samples.append(request)
+            request.in_flight += batcher.ahead
+    return step
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -246,34 +270,6 @@ class Batcher:
 
     # -- scheduling -------------------------------------------------------------------------------------
 
-    def schedule(self, now_ns: int) -> Step:
-        """Return the next step; it has no tokens if nothing can run."""
-        step = Step()
-        self.fill(step)
-        check_step(step, f"{type(self).__name__}.fill")
-        for request in step.preempted:
-            request.whole = request.known + request.in_flight
-            request.computed = request.drafts = request.sampled = 0
-        contexts, samples = step.contexts, step.samples
-        for request in step.hits:
-            if request.scheduled_ns is None:
-                request.scheduled_ns = now_ns
-        running = set(self.running)
-        for request, count in step.tokens.items():
-            drafts = step.drafts.get(request, 0)
-            most = request.left + request.in_flight + drafts if request in running else 0
-            if type(count) is not int or not 0 < count <= most:
-                what = f"{type(self).__name__}.fill gave {getattr(request, 'id', request)} {count!r} tokens"
-                raise InputError(f"{what}, " + (f"of {most} left" if most else "and it is not in `running`"))
-            before = request.computed
-            contexts.append(before)
-            request.computed = before + count
-            if request.computed >= request.prompt + request.outputs + request.in_flight:
-                samples.append(request)
-                request.in_flight += self.ahead
-        step.used, step.waiting = self.cache.used, len(self.waiting)
-        return step
-
     def fill(self, step: Step) -> None:
         """Fill in the step's `tokens` per request, and the `hits` of the requests admitted."""
         raise InputError(f"{type(self).__name__} must define fill(step)")
@@ -299,7 +295,7 @@ class Batcher:
         request.sampled += count
         step.out[request] = count
         if self.has_all(request):
-            request.finished = True
+            request.finished, request.keys = True, []
             step.finished.append(request)
             (self.running if request in self.running else self.waiting).remove(request)
             if request.prompt_of is None:
@@ -320,10 +316,6 @@ def rank(request: Request) -> tuple[int, int, str]:
     return request.priority, request.arrival_ns, request.id
 
 
-_TOKEN_BITS: Final = 40
-"""A key is the number of a segment, and in this many bits the tokens of it."""
-
-
 class PrefixKeys:
     """Keys of full blocks by content: their own tokens and all tokens before.
 
@@ -342,7 +334,7 @@ class PrefixKeys:
         keys: list[int] = []
         begin, before = 0, -1
         for name, tokens in (*prompt, (f"out:{request.id}", request.output)):
-            first = segments.setdefault((before, name), len(segments)) << _TOKEN_BITS
+            first = segments.setdefault((before, name), len(segments)) << TOKEN_BITS
             keys += range(first + size - begin % size, first + tokens + 1, size)
             before = first + tokens
             begin += tokens

@@ -6,7 +6,8 @@
                                       a free block keeps its key until it is reused: a hit brings it back
     block       references  0: free   key  (previous block's key, its tokens); None: not full, or not kept
 
-A key stands for the whole prefix that ends with its block, so that equal keys mean equal contents.
+A key stands for the whole prefix that ends with its block, so that equal keys mean equal contents: it is the
+number of the last segment of the prefix, and in `TOKEN_BITS` bits the number of that segment's tokens in it.
 Two blocks may have the same key; the one published first is found.
 
 Source: vLLM 0.19.0, ``vllm/v1/core/block_pool.py``, ``kv_cache_manager.py``.
@@ -15,10 +16,13 @@ Source: vLLM 0.19.0, ``vllm/v1/core/block_pool.py``, ``kv_cache_manager.py``.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
+from typing import Final
 
 from sim.base.errors import InputError
+
+TOKEN_BITS: Final = 40
 
 
 class KvBlocks:
@@ -44,9 +48,9 @@ class KvBlocks:
     >>> table = cache.take(2)
     >>> table, cache.free, cache.used
     ([1, 2], 2, 2)
-    >>> cache.publish(table[0], "system prompt")
+    >>> cache.publish(table[0], 16)
     >>> cache.release(table)
-    >>> cache.find(["system prompt", "question"]), cache.free
+    >>> cache.find([16, 32]), cache.free
     ([1], 4)
     """
 
@@ -57,9 +61,10 @@ class KvBlocks:
         self.usable = blocks - reserved
         # Only blocks ever given out, or reserved; all others are at the head of the free list.
         self.references = [0] * reserved
-        self.key: list[Hashable] = [None] * reserved
+        self.key: list[int | None] = [None] * reserved
         self._free: OrderedDict[int, None] = OrderedDict()
-        self._blocks: dict[Hashable, tuple[int, ...]] = {}  # of all keys that ever were
+        self._blocks: dict[int, tuple[int, ...]] = {}
+        self._longest: dict[int, int] = {}  # segment → its last key that ever was
 
     @property
     def free(self) -> int:
@@ -75,13 +80,13 @@ class KvBlocks:
         """Return the number of blocks for `tokens` tokens."""
         return -(-tokens // self.block_size)
 
-    def find(self, keys: Iterable[Hashable]) -> list[int]:
+    def find(self, keys: Iterable[int]) -> list[int]:
         """Return the blocks of the longest prefix of `keys` that is in the cache."""
         return [self._blocks[key][0] for key in takewhile(self._blocks.get, keys)]
 
-    def count_lost(self, keys: Iterable[Hashable]) -> int:
+    def count_lost(self, keys: Iterable[int]) -> int:
         """Return how many leading keys are in the cache or were there once."""
-        return sum(1 for _ in takewhile(self._blocks.__contains__, keys))
+        return sum(1 for _ in takewhile(lambda key: key <= self._longest.get(key >> TOKEN_BITS, -1), keys))
 
     def count_unreferenced(self, blocks: Iterable[int]) -> int:
         """Return how many of these blocks are in the free list."""
@@ -107,13 +112,16 @@ class KvBlocks:
             if (key := self.key[block]) is not None:
                 self.key[block] = None
                 self._blocks[key] = tuple(each for each in self._blocks[key] if each != block)
+                if not self._blocks[key]:
+                    del self._blocks[key]
             taken.append(block)
         return taken
 
-    def publish(self, block: int, key: Hashable) -> None:
+    def publish(self, block: int, key: int) -> None:
         """Set the key of a full block, by which it is found from now on."""
         self.key[block] = key
         self._blocks[key] = (*self._blocks.get(key, ()), block)
+        self._longest[key >> TOKEN_BITS] = max(key, self._longest.get(key >> TOKEN_BITS, 0))
 
     def release(self, table: Sequence[int]) -> None:
         """Release the blocks of a sequence, its tail first."""

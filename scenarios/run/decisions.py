@@ -22,7 +22,7 @@ from scenarios.file.document import Document, Loc
 from scenarios.workloads.workload import Workload
 from sim.base import plugins
 from sim.base.errors import InputError, UnknownOptionError, error_path, hint, nearest
-from sim.base.options import call_with_options, parameters, require_call, require_methods
+from sim.base.options import call_with_options, make_plugin, parameters, require_call, require_methods
 from sim.graph.graph import Graph
 from sim.job.job import Linearizer, Placement, StreamAssignment
 from sim.policy import Policy as IssuePolicy
@@ -259,12 +259,10 @@ def resolve_recoveries(choices: Sequence[Choice], document: Document, loc: Loc) 
     ScenarioError
         As for `resolve`.
     """
-    made = {}
+    made, group = {}, "sim.recoveries"
     for i, choice in enumerate(choices):
         with document.placing(*loc, i):
-            made[choice.name] = _chosen("recovery", choice, document.origin)
-            if not isinstance(made[choice.name], Recovery):
-                raise InputError(f"{choice.name!r} should extend policies.recovery.Recovery")
+            made[choice.name] = make_plugin(group, choice.name, choice.options, document.origin, Recovery)
     return made
 
 
@@ -291,7 +289,6 @@ _METHODS: Final = {
     "streams": ("sim.streams", "assign", ("job",)),
     "linearize": ("sim.linearizers", "order", ("job",)),
     "compile": ("sim.rewrites", "apply", ("graph",)),
-    "recovery": ("sim.recoveries", "after_failure", ("fleet",)),
 }
 """For each decision: its group of plugins, the method that decides, and the arguments of that method."""
 

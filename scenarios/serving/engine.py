@@ -14,50 +14,29 @@ Source: vLLM 0.19.0, ``vllm/v1/engine/core.py`` (``step``, ``step_with_batch_que
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import numpy as np
+import pandas as pd
 import simpy
 
-from policies.serving.batcher import Batcher, Request, Step, check_step
+from policies.serving.batcher import QUEUE, Batcher, Request, Step, next_step
 from policies.serving.routers import RequestRouter
 from sim.base.arrays import group_pairs
-from sim.base.errors import InputError, StuckError, list_names
+from sim.base.errors import StuckError, list_names
 from sim.base.options import whole_numbers
 from sim.base.units import NS_PER_S
 
 PASS_NS: Final = 1_000_000
 """Time of a pass that schedules nothing although requests are unfinished."""
 
-
-class EnginePass(NamedTuple):
-    """A pass of the scheduler of a replica: when its step ran, and what is kept of it (see `Step`).
-
-    Attributes
-    ----------
-    replica : int
-    scheduled_ns, start_ns, end_ns : int
-    tokens, requests, chunks : int
-        Sizes of the step.
-    waiting, used, preempted : int
-    why, head : str or None
-    """
-
-    replica: int
-    scheduled_ns: int
-    start_ns: int
-    end_ns: int
-    tokens: int
-    requests: int
-    chunks: int
-    waiting: int
-    used: int
-    preempted: int
-    why: str | None
-    head: str | None
-
+_OF_PASS: Final = (
+    "replica scheduled_ns start_ns end_ns tokens requests chunks waiting used preempted why head"
+)
 
 EngineEvent = tuple[Request, int, str]
 """A request, the place of a pass among all, and what that did with it, other than a decode: ``preempted``,
@@ -108,8 +87,11 @@ class Serve:
 
     Attributes
     ----------
-    passes : list of EnginePass
-        In order.
+    passes : DataFrame
+        A row for each pass of a scheduler, in order: ``replica``, ``scheduled_ns``, ``start_ns`` and
+        ``end_ns`` of its step, with numbers of ``tokens``, ``requests`` and ``chunks`` of prompts; requests
+        ``waiting``, blocks ``used``, requests ``preempted``; ``why``, an index of `QUEUE`; and ``head``, the
+        place of the first waiting request among all, or -1.
     events : list of EngineEvent
         In order.
     """
@@ -148,41 +130,45 @@ class Serve:
             Requests are unfinished, and nothing can ever run again.
         """
         self.env, self.in_flight = simpy.Environment(0), in_flight
-        self.passes: list[EnginePass] = []
-        self.events: list[EngineEvent] = []
+        self.rows, self.count, self.events = array("q"), 0, list[EngineEvent]()
+        self.place = {each.id: i for i, each in enumerate(requests)}
         self.engines = [*self.batchers, *self.prefill]
-        self.coming = deque(each for each in requests if each.after is None)
         self.turns = group_pairs((each.after, each) for each in requests if each.after is not None)
         self.loads = [0] * len(self.engines)
         self.twins: dict[Request, Request] = {}  # request → the one that computes its prompt elsewhere
         self.inbox: list[list[Request]] = [[] for _ in self.engines]
         self.idle: dict[int, simpy.Event] = {}  # replicas that sleep
         self.free_ns = [0] * len(self.engines)  # when the last step of each ends
+        self.due = 0  # calls that are still to come
+        self.coming = deque(each for each in requests if each.after is None)
         if in_flight is None:
-            self.env.process(self.arriving())
+            while self.coming:
+                self.at(self.coming[0].arrival_ns, self.send, self.coming.popleft())
+        self.refill()
         for replica in range(len(self.engines)):
             self.env.process(self.serving(replica))
         self.env.run()
         if left := [each.id for each in requests if not each.finished]:
             raise StuckError(f"unfinished, but by no replica's batcher: {list_names(left, 3)}")
+        columns = _OF_PASS.split()
+        self.passes = pd.DataFrame(np.reshape(self.rows, (-1, len(columns))), columns=columns)
 
-    def arriving(self) -> Process:
-        """Route requests at their arrival times."""
-        while self.coming:
-            yield self.env.timeout(max(0, self.coming[0].arrival_ns - self.now))
-            self.route()
+    def at(self, ns: int, call: Callable[[Request], None], request: Request) -> None:
+        """Call a function with a request at a time."""
 
-    def route(self) -> None:
-        """Send each request that has arrived."""
-        while self.coming:
-            request = self.coming[0]
-            if self.in_flight is not None:
-                if sum(self.loads[: len(self.batchers)]) >= self.in_flight:
-                    return
-                request.arrival_ns = self.now
-            elif request.arrival_ns > self.now:
-                return
-            self.send(self.coming.popleft())
+        def then(event: simpy.Event) -> None:
+            self.due -= 1
+            call(request)
+
+        self.due += 1
+        simpy.Timeout(self.env, ns - self.now).callbacks.append(then)
+
+    def refill(self) -> None:
+        """Send requests that a place in flight is free for."""
+        while self.coming and sum(self.loads[: len(self.batchers)]) < (self.in_flight or 0):
+            request = self.coming.popleft()
+            request.arrival_ns = self.now
+            self.send(request)
 
     def send(self, request: Request) -> None:
         """Send a request to a replica, or its prompt to a replica that computes prompts."""
@@ -191,13 +177,11 @@ class Serve:
             whose = f"{type(self.router).__name__}.route"
             request.replica = int(whole_numbers([found], whose, below=n, of=[request.id])[0])
         self.loads[request.replica] += 1
-        if not self.prefill:
-            self.hand(request)
-            return
-        replica = min(range(len(self.batchers), len(self.engines)), key=self.loads.__getitem__)
-        self.loads[replica] += 1
-        self.twins[request] = request.prompt_alone(replica)
-        self.hand(self.twins[request])
+        if self.prefill:
+            replica = min(range(len(self.batchers), len(self.engines)), key=self.loads.__getitem__)
+            self.loads[replica] += 1
+            self.twins[request] = request = request.prompt_alone(replica)
+        self.hand(request)
 
     def hand(self, request: Request) -> None:
         """Put a request into the inbox of its replica, and wake the replica if it sleeps."""
@@ -211,7 +195,6 @@ class Serve:
         running: deque[tuple[int, Step]] = deque()  # with their ends
         pulled: dict[Request, int] = {}  # when the prompts under way arrive
         while True:
-            self.route()
             for request in self.inbox[replica]:
                 batcher.arrive(request)
             self.inbox[replica].clear()
@@ -221,7 +204,7 @@ class Serve:
                 continue
             stalled: Step | None = None
             if batcher.count_unfinished():
-                step = batcher.schedule(self.now)
+                step = next_step(batcher, self.now)
                 end_ns = self.begin(replica, step, pulled)
                 if not step.tokens:
                     stalled = step
@@ -243,18 +226,13 @@ class Serve:
 
     def may_come(self, replica: int) -> bool:
         """Return whether a replica may get another request, or may get back the blocks of a prompt."""
-        if self.inbox[replica] or self.twins or (self.coming and self.in_flight is None):
+        if self.inbox[replica] or self.twins or self.due:
             return True
         return bool(self.coming or self.turns) and max(self.free_ns) >= self.now  # others still run
 
     def begin(self, replica: int, step: Step, pulled: dict[Request, int]) -> int:
         """Start a step and the pulls that it asks for; return its end."""
-        now, number = self.now, len(self.passes)
-        whose = f"{type(self.engines[replica]).__name__}.schedule"
-        check_step(step, whose)
-        if len(step.contexts) != len(step.tokens):
-            what = f"{len(step.contexts)} contexts, should be one for each of {len(step.tokens)} requests"
-            raise InputError(f"{whose} returned a step with {what}; fill(step) would need none")
+        now, number, batcher = self.now, self.count, self.engines[replica]
         start_ns = end_ns = now
         if step.tokens:
             start_ns = max(now + self.host_ns, self.free_ns[replica])
@@ -268,16 +246,16 @@ class Serve:
             assert self.pull is not None
             pulled[request] = self.pull(now, request, tokens)
             if request in self.twins:
-                self.env.process(self.let_go(request, pulled[request]))
+                self.at(pulled[request], self.let_go, request)
         sizes = sum(step.tokens.values()), len(step.tokens), len(chunks)
-        counts = step.waiting, step.used, len(step.preempted)
-        head = None if step.head is None else step.head.id
-        self.passes.append(EnginePass(replica, now, start_ns, end_ns, *sizes, *counts, step.why, head))
+        head = -1 if step.head is None else self.place[step.head.id]
+        self.rows.extend((replica, now, start_ns, end_ns, *sizes, len(batcher.waiting), batcher.cache.used))
+        self.rows.extend((len(step.preempted), QUEUE.index(step.why), head))
+        self.count += 1
         return end_ns
 
-    def let_go(self, request: Request, until_ns: int) -> Process:
+    def let_go(self, request: Request) -> None:
         """Free the blocks in which a prompt was computed, when it has been pulled."""
-        yield self.env.timeout(until_ns - self.now)
         twin = self.twins.pop(request)
         self.engines[twin.replica].free(twin)
 
@@ -294,12 +272,8 @@ class Serve:
                 self.hand(request.prompt_of)
             for turn in self.turns.pop(request, []):
                 turn.arrival_ns = now + turn.delay_ns
-                self.env.process(self.turning(turn))
-
-    def turning(self, request: Request) -> Process:
-        """Send a turn at its arrival time."""
-        yield self.env.timeout(request.arrival_ns - self.now)
-        self.send(request)
+                self.at(turn.arrival_ns, self.send, turn)
+        self.refill()
 
 
 def _why_stuck(replica: int, batcher: Batcher, step: Step) -> str:

@@ -58,7 +58,8 @@ def serving_metrics(requests: Sequence[Request], limits: Mapping[str, int]) -> d
     rows = [(of.arrival_ns, of.token_ns[0], of.token_ns[-1], of.prompt, len(of.token_ns)) for of in requests]
     served = pd.DataFrame(rows, columns=["arrival", "first", "last", "prompt", "tokens"])
     gaps = np.concatenate([np.diff(each.token_ns) for each in requests])
-    found = latency_metrics(served, gaps[gaps > 0], limits)  # tokens of the same step have no gap
+    gaps = gaps[gaps > 0]  # tokens of the same step have no gap
+    found = latency_metrics(served, gaps, limits)
     return {
         **found,
         "hit_share": sum(each.hits or 0 for each in requests) / found["total_input_tokens"],
@@ -100,7 +101,7 @@ def latency_metrics(served: pd.DataFrame, gaps: IntArray | None, limits: Mapping
     for name in METRICS:
         if pooled[name] is not None:
             ms = np.asarray(pooled[name] if len(pooled[name]) else [0]) / NS_PER_MS
-            values = np.mean(ms), np.median(ms), np.percentile(ms, 99), np.std(ms)
+            values = np.mean(ms), *np.percentile(ms, [50, 99]), np.std(ms)
             found |= {f"{stat}_{name}_ms": float(of) for stat, of in zip(STATS, values, strict=True)}
     return found
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from policies.serving.batcher import Request
+from policies.serving.batcher import QUEUE, Request
 from scenarios.serving.engine import EngineEvent, Serve
 from scenarios.serving.metrics import METRICS, STATS, serving_metrics
 from sim.base.arrays import IntArray, group_pairs
@@ -31,8 +31,18 @@ from sim.notebook import Section
 #     preempted    it had lost its blocks; recompute: steps that compute lost tokens again
 #     pull         keys and values of its prompt were being transferred
 
-QUEUE: Final = ("next step", "blocks", "budget", "seats")
-PARTS: Final = (*QUEUE, "pull", "prefill", "lost", "decode", "shared", "turn", "preempted", "recompute")
+PARTS: Final = (
+    "next step",
+    *QUEUE[1:],
+    "pull",
+    "prefill",
+    "lost",
+    "decode",
+    "shared",
+    "turn",
+    "preempted",
+    "recompute",
+)
 _CODE: Final = {part: code for code, part in enumerate(PARTS)}
 _STEPS: Final = ("prefill", "recompute")
 
@@ -42,8 +52,7 @@ class _Replica:
 
     def __init__(self, passes: pd.DataFrame) -> None:
         self.scheduled = np.append(0, passes["scheduled_ns"])
-        self.why = np.append(0, [_CODE[why] for why in passes["why"].fillna(QUEUE[0])])
-        self.heads = [None, *passes["head"]]
+        self.why, self.head = np.append(0, passes["why"]), np.append(-1, passes["head"])
         steps = passes[passes["tokens"] > 0]
         self.numbers, self.ends = steps.index.to_numpy(), steps["end_ns"].to_numpy()
 
@@ -59,20 +68,18 @@ class Lateness:
 
     Attributes
     ----------
-    passes : DataFrame
-        Passes of all engines.
     first, all : DataFrame
         Time of each request to its first and to its last token in ns: a row for each id, a column for each
         of `PARTS`.
     """
 
     def __init__(self, serve: Serve, requests: Sequence[Request]) -> None:
-        self.passes = pd.DataFrame(serve.passes)
-        self._replicas = {i: _Replica(of) for i, of in self.passes.groupby("replica")}
-        self._columns = {name: of.to_numpy() for name, of in self.passes.items()}
+        self._replicas = {i: _Replica(of) for i, of in serve.passes.groupby("replica")}
+        self._columns = {name: of.to_numpy() for name, of in serve.passes.items()}
         events = group_pairs((event[0].id, event) for event in serve.events)
         divided = [self._divide(each, events.get(each.id, [])) for each in requests]
         ids = [each.id for each in requests]
+        self._ids = np.array([*ids, None], object)  # None: nobody at the head
         self.first, self.all = (pd.DataFrame([*of], ids, PARTS) for of in zip(*divided, strict=True))
 
     def _divide(self, request: Request, events: Sequence[EngineEvent]) -> list[IntArray]:
@@ -116,7 +123,7 @@ class Lateness:
         assert request.scheduled_ns is not None
         replica = self._replicas[request.replica]
         window, ns = replica.latest(request.arrival_ns, request.scheduled_ns)
-        heads = pd.Series(ns, replica.heads[window]).groupby(level=0, sort=False).sum()
+        heads = pd.Series(ns, self._ids[replica.head[window]]).groupby(level=0, sort=False).sum()
         found: dict[Any, int] = heads[(heads > 0) & (heads.index != request.id)].nlargest(3).to_dict()
         return found
 
@@ -178,7 +185,7 @@ def serving_report(
             }
             for each in slowest
         ],
-        "engines": [_engine(of, late.passes.query(f"replica == {i}")) for i, of in enumerate(serve.names)],
+        "engines": [_engine(of, serve.passes.query(f"replica == {i}")) for i, of in enumerate(serve.names)],
     }
 
 

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -36,7 +36,7 @@ from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch
 from sim.base.errors import InputError, in_file
 from sim.base.units import round_half_up
 
-GRAPH_SIZES: Final = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+GRAPH_SIZES: Final[Sequence[int]] = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Token counts of the captured CUDA graphs; other counts are padded. Source: vLLM 0.19.0,
 ``vllm/config/vllm.py`` (``_set_cudagraph_sizes``)."""
 
@@ -301,7 +301,8 @@ def _sum(path: Path, size: str, times: dict[str, int], default: int) -> pd.Serie
     """Return the total time of layers, each so many times, by a size."""
     table = _read(path, "layer", size, "time_us").pivot_table("time_us", size, "layer")
     each = table.interpolate(method="index", limit_direction="both")
-    return each @ [times.get(str(layer), default) for layer in each]
+    found: pd.Series = each.dot(pd.Series({layer: times.get(str(layer), default) for layer in each}))
+    return found
 
 
 def _most_experts(path: Path) -> Callable[[float], float]:
@@ -327,9 +328,9 @@ def _line(times: pd.Series) -> Callable[[float], float]:
 def _grid(path: Path, *columns: str) -> Callable[..., float]:
     """Return times as a function of sizes; one without a measurement is that of the next smaller sizes."""
     times = _read(path, *columns, "time_us").set_index([*columns])["time_us"]
-    whole = pd.MultiIndex.from_product([level.sort_values() for level in times.index.levels])
-    times = times.reindex(whole)
-    for i in range(len(columns)):  # a size that does not matter was measured only at 0
-        times = times.groupby(level=[at for at in range(len(columns)) if at != i]).ffill()
+    axes = [sorted(set(times.index.get_level_values(name))) for name in columns]
+    times = times.reindex(pd.MultiIndex.from_product(axes, names=columns))
+    for name in columns:  # a size that does not matter was measured only at 0
+        times = times.groupby(level=[each for each in columns if each != name]).ffill()
     known = times.fillna(0).to_dict()  # nothing to do
-    return partial(interpolate, lambda *sizes: known[sizes], [level.tolist() for level in whole.levels])
+    return partial(interpolate, lambda *sizes: known[sizes], axes)

@@ -15,8 +15,10 @@ import json
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from devices.describe.field_types import Bandwidth, Duration, fault
@@ -36,8 +38,9 @@ from scenarios.workloads.train_workload import DType, ModelFields, architecture_
 from scenarios.workloads.workload import Work, Workload
 from sim import Device, GraphBuilder, Machine
 from sim.base import plugins
+from sim.base.arrays import Csr
 from sim.base.errors import InputError, OutOfMemoryError, error_path
-from sim.base.options import call_with_options, require_methods
+from sim.base.options import make_plugin
 from sim.base.units import format_bytes
 from sim.graph.graph import Graph
 
@@ -208,7 +211,7 @@ class ServingFields(Strict):
         return self
 
 
-_KV, _PARALLEL = "workload.serving.kv", "workload.serving.parallel"
+_KINDS: Final = ("decode", "prefill", "mixed")
 _NEWER: Final = ("a100-sxm-80", "h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm")
 """Newer GPUs, of which what-ifs try the next two."""
 
@@ -224,7 +227,7 @@ class Serving(Workload):
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if the batcher does not have an option; a user's own code is checked only when it runs."""
         if ":" not in (policy.name or ""):
-            _make("sim.batchers", policy, plugins.Origin(), Batcher)
+            make_plugin("sim.batchers", policy.name or "", policy.options, plugins.Origin(), Batcher)
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return the batcher of scenarios that name none."""
@@ -232,24 +235,24 @@ class Serving(Workload):
 
     def own_kinds(self) -> Collection[str]:
         """Return the kinds of steps."""
-        return ("prefill", "decode", "mixed")
+        return _KINDS
 
     def what_ifs(self, policy: PolicyFields) -> Mapping[str, Mapping[str, str]]:
         """Return settings that may help: memory, size of a step, batcher and router, more and faster GPUs."""
         of, options = self.serving, policy.options
-        now = {_KV: of.kv, _PARALLEL: of.parallel}
 
-        def changed_keys(section: str, **values: Any) -> dict[str, str]:
-            return {section: json.dumps({**now[section].model_dump(exclude_unset=True), **values})}
+        def changed_keys(key: str, **values: Any) -> dict[str, str]:
+            given = getattr(of, key).model_dump(exclude_unset=True)
+            return {f"workload.serving.{key}": json.dumps({**given, **values})}
 
         def decisions(**values: Any) -> dict[str, str]:
             return {"policy": json.dumps({"name": policy.name, **options, **values})}
 
         found: dict[str, Mapping[str, str]] = {}
         if of.kv.blocks is not None:
-            found["twice the blocks"] = changed_keys(_KV, blocks=2 * of.kv.blocks)
+            found["twice the blocks"] = changed_keys("kv", blocks=2 * of.kv.blocks)
         elif of.kv.dtype != "fp8":
-            found["keys and values in fp8"] = changed_keys(_KV, dtype="fp8")
+            found["keys and values in fp8"] = changed_keys("kv", dtype="fp8")
         if policy.name == "vllm-0.19":
             budget, seats = options.get("max_num_batched_tokens", 8192), options.get("max_num_seqs", 256)
             whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(budget, 65536)}
@@ -261,9 +264,9 @@ class Serving(Workload):
         if of.parallel.replicas > 1:
             others = [name for name in plugins.names("sim.routers") if name != of.router.name]
             found |= {f"router {name}": {"workload.serving.router": name} for name in others}
-        found["one more replica"] = changed_keys(_PARALLEL, replicas=of.parallel.replicas + 1)
+        found["one more replica"] = changed_keys("parallel", replicas=of.parallel.replicas + 1)
         if of.calibration is not None:
-            found["twice the GPUs of a replica"] = changed_keys(_PARALLEL, tp=2 * of.parallel.tp)
+            found["twice the GPUs of a replica"] = changed_keys("parallel", tp=2 * of.parallel.tp)
             newer = _NEWER[_NEWER.index(of.calibration) + 1 :] if of.calibration in _NEWER else ()
             found |= {f"on {gpu}": {"workload.serving.calibration": gpu} for gpu in newer[:2]}
         return found
@@ -292,7 +295,8 @@ class Serving(Workload):
             raise document.error(("machine",), what)
         with document.placing(*loc):
             replicas = range(of.parallel.replicas)
-            batchers = [_make("sim.batchers", policy, origin, Batcher) for _ in replicas]
+            name, options = policy.name or "", policy.options
+            batchers = [make_plugin("sim.batchers", name, options, origin, Batcher) for _ in replicas]
         limits = of.limits.model_dump(exclude_none=True)
         with document.placing("workload", "serving"):
             with error_path("requests"):
@@ -304,7 +308,8 @@ class Serving(Workload):
                 prefill = [copy(batchers[0]) for _ in range(of.prefill.replicas)]
                 pull = Pull(of.prefill.latency, gpu.token_bytes(of.kv.dtype), of.prefill.bandwidth)
             with error_path("router"):
-                router = _make("sim.routers", of.router, origin, RequestRouter)
+                name, options = of.router.name, of.router.options
+                router = make_plugin("sim.routers", name, options, origin, RequestRouter)
                 router.begin(len(batchers), seed)
             for batcher in (*batchers, *prefill):
                 with error_path("kv"):
@@ -335,20 +340,6 @@ class Serving(Workload):
             return {"serving": told | measured, "devices": devices}
 
         return Work(*step_graph(serve), report, lambda trace, advise: None)
-
-
-_T = TypeVar("_T")
-
-
-def _make(group: str, choice: Choice | PolicyFields, origin: plugins.Origin, base: type[_T]) -> _T:
-    """Return the object that a name with options stands for, which extends `base`."""
-    assert choice.name is not None
-    made = call_with_options(origin.lookup(group, choice.name), choice.name, choice.options, origin)
-    if not isinstance(made, base):
-        what = f"{choice.name!r} should extend {base.__module__}.{base.__name__}"
-        raise InputError(what, path=("name",))
-    require_methods(f"the {plugins.GROUPS[group]} {choice.name!r}", made, base)
-    return made
 
 
 def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ModelStep | None]:
@@ -412,20 +403,22 @@ def _memory(
 
 def step_graph(serve: Serve) -> tuple[Graph, Machine]:
     """Return the steps of engines as a graph, and the replicas as its machine."""
-    builder, names = GraphBuilder("serving"), serve.names
-    ends, last = [0] * len(names), [""] * len(names)
-    for number, each in enumerate(each for each in serve.passes if each.tokens):
-        replica = each.replica
-        attributes = {"tokens": each.tokens, "requests": each.requests}
-        if each.start_ns > ends[replica]:
-            attributes["release"] = each.start_ns
-        last[replica] = builder.op(
-            f"{names[replica]}/{number}",
-            kind="decode" if not each.chunks else "prefill" if each.chunks == each.requests else "mixed",
-            after=[last[replica]] if last[replica] else [],
-            duration_ns=each.end_ns - each.start_ns,
-            device=names[replica],
-            attributes=attributes,
-        )
-        ends[replica] = each.end_ns
+    steps, names = serve.passes.query("tokens > 0").reset_index(), serve.names
+    of, chunks, n = steps.groupby("replica"), steps["chunks"], len(steps)
+    before = steps.index.to_series().groupby(steps["replica"]).shift(fill_value=-1).to_numpy()
+    late = (steps["start_ns"] > of["end_ns"].shift(fill_value=0)).tolist()
+    shape = cache(lambda tokens, requests: {"tokens": tokens, "requests": requests})
+    shapes = map(shape, steps["tokens"].tolist(), steps["requests"].tolist())
+    starts = enumerate(zip(shapes, late, steps["start_ns"].tolist(), strict=True))
+    builder = GraphBuilder("serving")
+    builder.extend(
+        [f"{names[replica]}/{i}" for i, replica in enumerate(steps["replica"])],
+        kind=(_KINDS, np.select([chunks == 0, chunks == steps["requests"]], [0, 1], 2)),
+        inputs=Csr(np.zeros(n + 1, np.int64), np.zeros(0, np.int64)),
+        outputs=Csr(np.arange(n + 1), np.zeros(n, np.int64)),
+        duration_ns=(steps["end_ns"] - steps["start_ns"]).to_numpy(),
+        device=(names, steps["replica"].to_numpy()),
+        after=Csr.of_counts((before >= 0).astype(np.int64), before[before >= 0]),
+        attributes={i: shape | {"release": at} if waits else shape for i, (shape, waits, at) in starts},
+    )
     return builder.build(), Machine(tuple(Device(name) for name in names))

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 import numpy as np
 
@@ -144,6 +144,27 @@ def require_methods(what: str, made: object, base: type) -> None:
             own = getattr(made, name)
             if inspect.isgeneratorfunction(own) or inspect.iscoroutinefunction(own):
                 raise InputError(f"{what} should have a method {name} that returns; found one that waits")
+
+
+T = TypeVar("T")
+
+
+def make_plugin(
+    group: str, name: str, options: Mapping[str, Any], origin: plugins.Origin, base: type[T]
+) -> T:
+    """Return the object that a name with options stands for, which extends `base`.
+
+    Raises
+    ------
+    InputError
+        As `call_with_options`, or it does not extend `base`, or a method has another signature.
+    """
+    made = call_with_options(origin.lookup(group, name), name, options, origin)
+    if not isinstance(made, base):
+        what = f"{name!r} should extend {base.__module__}.{base.__name__}"
+        raise InputError(what, path=("name",))
+    require_methods(f"the {plugins.GROUPS[group]} {name!r}", made, base)
+    return made
 
 
 def arguments(what: str, taken: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,41 +34,41 @@ def test_the_block_that_was_published_first_is_found() -> None:
     """Two blocks may have one key; when the first loses it the second is found."""
     cache = KvBlocks(4, 16)
     a, b = cache.take(1), cache.take(1)
-    cache.publish(a[0], "same")
-    cache.publish(b[0], "same")
-    assert cache.find(["same", "other"]) == a
+    cache.publish(a[0], 1)
+    cache.publish(b[0], 1)
+    assert cache.find([1, 2]) == a
     cache.release(a)
-    assert cache.find(["same"]) == a  # free, and still found
+    assert cache.find([1]) == a  # free, and still found
     assert cache.take(3) == [2, 3, 0]
-    assert cache.find(["same"]) == b
+    assert cache.find([1]) == b
 
 
 def test_a_hit_brings_a_free_block_back() -> None:
     """It leaves the free list, wherever it is there, and is shared."""
     cache = KvBlocks(4, 16)
     mine = cache.take(2)
-    for block, key in zip(mine, ["one", "two"], strict=True):
+    for block, key in zip(mine, [1, 2], strict=True):
         cache.publish(block, key)
     cache.release(mine)
-    hits = cache.find(["one", "two", "three"])
+    hits = cache.find([1, 2, 3])
     assert (hits, cache.count_unreferenced(hits), cache.free) == (mine, 2, 4)
     cache.share(hits)
     cache.share(hits[:1])
     assert (cache.references, cache.free, cache.count_unreferenced(hits)) == ([2, 1], 2, 0)
     assert cache.take(2) == [2, 3]
     cache.release(hits)
-    assert (cache.free, cache.used, cache.find(["two"])) == (1, 3, [1])
+    assert (cache.free, cache.used, cache.find([2])) == (1, 3, [1])
 
 
 def test_blocks_that_lost_their_key_are_told() -> None:
     """`count_lost`: leading keys that were there, and would have been hits."""
     cache = KvBlocks(2, 16)
     mine = cache.take(2)
-    cache.publish(mine[0], "one")
-    cache.publish(mine[1], "two")
+    cache.publish(mine[0], 1)
+    cache.publish(mine[1], 2)
     cache.release(mine)
     cache.take(1)
-    assert (cache.find(["one", "two"]), cache.count_lost(["two", "three"]), cache.count_lost(["three"])) == (
+    assert (cache.find([1, 2]), cache.count_lost([2, 3]), cache.count_lost([3])) == (
         [0],
         1,
         0,
@@ -86,19 +86,19 @@ def test_no_block_left_to_give_out_is_refused() -> None:
 def test_blocks_do_what_lists_do(ops: list[tuple[str, int]]) -> None:
     """The same as free list, references and keys that are kept in the plainest way."""
     cache, count = KvBlocks(7, 4, reserved=1), 7
-    free, references, keys = list(range(1, count)), [0] * count, [""] * count
+    free, references, keys = list(range(1, count)), [0] * count, [0] * count
     published: list[int] = []  # in order
     tables: list[list[int]] = []
     for op, number in ops:
         if op == "take" and number <= len(free):
             taken, free = free[:number], free[number:]
             for block in taken:
-                references[block], keys[block] = 1, ""
+                references[block], keys[block] = 1, 0
             published = [block for block in published if block not in taken]
             assert cache.take(number) == taken
             tables.append(taken)
         elif op == "share":
-            wanted = [f"key{i}" for i in range(number % 4)]
+            wanted = [1 + i for i in range(number % 4)]
             hits: list[int] = []
             for key in wanted:
                 found = [block for block in published if keys[block] == key]
@@ -119,13 +119,13 @@ def test_blocks_do_what_lists_do(ops: list[tuple[str, int]]) -> None:
             cache.release(table)
         elif op == "publish":
             for block in [each for each in tables[-1] if not keys[each]] if tables else []:
-                keys[block] = f"key{number % 4}"
+                keys[block] = 1 + number % 4
                 published.append(block)
                 cache.publish(block, keys[block])
         given = len(cache.references)  # what was never given out is not written down
         assert (cache.references, references[given:]) == (references[:given], [0] * (count - given))
         assert (cache.free, cache.used) == (len(free), count - 1 - len(free))
-        assert [key or "" for key in cache.key] == keys[:given]
+        assert [key or 0 for key in cache.key] == keys[:given]
 
 
 # -- batchers ----------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def check_blocks(cache: KvBlocks, batcher: Batcher, requests: Sequence[Request])
     assert 0 not in owned or not batcher.reserved_blocks
 
 
-def serve(
+def run(
     batcher: Batcher, requests: Sequence[Request], blocks: int, most: int, budget: int | None, stuck: str
 ) -> list[Step] | None:
     """Run requests, and check what holds after each pass and at the end of each step.
@@ -184,7 +184,9 @@ def serve(
     batcher.begin(KvBlocks(blocks, 4, batcher.reserved_blocks), most)
     seats = batcher.max_num_seqs  # type: ignore[attr-defined]
     steps: list[Step] = []
-    schedule, ended = batcher.schedule, batcher.ended
+    pull = lambda now, request, tokens: now + 1000 * (50 + tokens)  # noqa: E731
+    serve = Serve(linear_step(500_000, 1000, 100), [batcher], pull=pull)
+    begin, ended = serve.begin, batcher.ended
 
     def check(step: Step | None = None) -> None:
         check_blocks(batcher.cache, batcher, requests)
@@ -195,8 +197,7 @@ def serve(
                 assert request.computed <= request.known + request.in_flight + drafts
                 assert len(request.blocks) * 4 >= request.computed
 
-    def scheduled(now_ns: int) -> Step:
-        step = schedule(now_ns)
+    def scheduled(replica: int, step: Step, pulled: dict[Request, int]) -> int:
         steps.append(step)
         assert len(steps) < 5000
         check(step)
@@ -204,17 +205,15 @@ def serve(
         assert budget is None or sum(step.tokens.values()) <= max(budget, decodes)
         assert all(count > 0 for count in step.tokens.values())
         assert isinstance(batcher, Sarathi) or not set(step.tokens) & set(step.preempted)
-        assert step.used == batcher.cache.used
-        return step
+        return begin(replica, step, pulled)
 
     def over(step: Step) -> None:
         ended(step)
         check()
 
-    batcher.schedule, batcher.ended = scheduled, over  # type: ignore[method-assign]
-    pull = lambda now, request, tokens: now + 1000 * (50 + tokens)  # noqa: E731
+    serve.begin, batcher.ended = scheduled, over  # type: ignore[method-assign]
     try:
-        Serve(linear_step(500_000, 1000, 100), [batcher], pull=pull).run(requests)
+        serve.run(requests)
     except StuckError as error:
         if not stuck or stuck not in str(error):
             raise
@@ -259,7 +258,7 @@ def test_vllm(data: st.DataObject) -> None:
     )
     requests = draw(drawn_requests(most - drafts, accepted=bool(drafts), remote=remote))
     blocks = draw(st.integers(-(-most // 4) + 2, 26))
-    steps = serve(batcher, requests, blocks, most, budget, "whose prompts were pulled" if by_rank else "")
+    steps = run(batcher, requests, blocks, most, budget, "whose prompts were pulled" if by_rank else "")
     if steps is None:
         return
     check_end(batcher, requests, steps)
@@ -279,10 +278,10 @@ def test_a_hazard_of_pulled_prompts_under_priority() -> None:
     pulled = Request("pulled", 0, 16, 4, priority=1, remote=True)
     first = Request("first", 10_000, 12, 4, priority=0)
     batcher = Vllm019(scheduling_policy="priority", async_scheduling=False)
-    assert serve(batcher, [pulled, first], 7, 32, None, "4 of 6 blocks are held by requests whose") is None
+    assert run(batcher, [pulled, first], 7, 32, None, "4 of 6 blocks are held by requests whose") is None
     fcfs = Vllm019(async_scheduling=False)
     again = [Request("pulled", 0, 16, 4, remote=True), Request("first", 10_000, 12, 4)]
-    assert serve(fcfs, again, 7, 32, None, "") is not None
+    assert run(fcfs, again, 7, 32, None, "") is not None
 
 
 @pytest.mark.parametrize("of", [Static, Orca, VllmV0, Sarathi])
@@ -299,7 +298,7 @@ def test_classic(of: type[Static], data: st.DataObject) -> None:
         batcher = of(max_num_seqs=seats)
     requests = draw(drawn_requests(60))
     stuck = "counts its outputs from 0 again" if of in (VllmV0, Sarathi) else ""
-    steps = serve(batcher, requests, draw(st.integers(15, 60)), 60, budget, stuck)
+    steps = run(batcher, requests, draw(st.integers(15, 60)), 60, budget, stuck)
     if steps is None:
         return
     check_end(batcher, requests, steps)

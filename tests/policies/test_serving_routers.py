@@ -106,4 +106,4 @@ def test_an_engine_asks_once_a_request() -> None:
     serve.run(requests)
     assert seen == [[0, 0], [1, 0], [1, 1], [0, 0]]
     assert [request.replica for request in requests] == [0, 1, 0, 0]
-    assert {each.replica for each in serve.passes} == {0, 1}
+    assert {*serve.passes.replica} == {0, 1}

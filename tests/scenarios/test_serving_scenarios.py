@@ -197,12 +197,7 @@ def test_a_pool_of_prompts_that_is_full_waits_for_pulls() -> None:
         ("fill(self, step)", "step.tokens |= {r: 21 for r in self.admitted()}", "r0 21 tokens, of 20 left"),
         ("fill(self, step)", "pass", "the batcher Mine does not say why"),
         ("arrive(self, request)", "pass", "unfinished, but by no replica's batcher: r0, r1, r2 and 57 more"),
-        (
-            "schedule(self, now)",
-            "return Step(dict.fromkeys(self.admitted(), 1))",
-            "should be one for each of 1",
-        ),
-        ("schedule(self, now)", "pass", "Mine.schedule should return a Step, not None"),
+        ("fill(self, step)", "step.why = 'full'", "`why` should be one of blocks, budget, seats, not 'full'"),
         (
             "fill(self, step)",
             "step.tokens = None",
@@ -348,7 +343,9 @@ def test_the_faster_all_reduce_is_taken() -> None:
 @given(st.floats(1, 3000), st.floats(1, 3000))
 def test_between_sizes_a_plane_is_exact(x: float, y: float) -> None:
     sizes = (1, 2, 700, 3000)
-    assert interpolate(lambda a, b: 3 * a + 2 * b + 1, (sizes, sizes), x, y) == pytest.approx(3 * x + 2 * y + 1)
+    assert interpolate(lambda a, b: 3 * a + 2 * b + 1, (sizes, sizes), x, y) == pytest.approx(
+        3 * x + 2 * y + 1
+    )
 
 
 def test_tables_of_measured_kernels(tmp_path: Path) -> None:
