@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO
 
 from sim.base.errors import InputError, clip_repr
+from sim.base.startup import collector_paused
 
 StrPath = str | os.PathLike[str]
 
@@ -93,6 +94,7 @@ def read_text(path: StrPath, *, most: int = MOST_BYTES, unpack: bool = True) -> 
         raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from None
 
 
+@collector_paused(keeps=True)
 def read_table(path: StrPath) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
     """Return the names of the columns of a CSV file, and its rows: where each stands, and its values.
 
