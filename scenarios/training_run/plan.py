@@ -101,6 +101,8 @@ def best(save: float, mtbf: float) -> float:
 # ----------------------------------------------------------------------------------------------------------
 # The slowest worker's factor, and when it changes.
 
+_NOMINAL: Final = Fraction(1)
+
 Slow = tuple[int, int, int, Fraction]
 """(start, end, machine, factor)"""
 
@@ -132,13 +134,13 @@ class WorkerPace:
             self._next = next(self._coming, None)
         while self._now and self._now[0][0] <= now_ns:
             heappop(self._now)
-        return max((factor for _, machine, factor in self._now if machine in members), default=Fraction(1))
+        return max((factor for _, machine, factor in self._now if machine in members), default=_NOMINAL)
 
     @property
     def changes_ns(self) -> int:
         """Next time at which the factor may change, as of the last call of `factor`."""
         begins = LATEST_NS if self._next is None else self._next.time_ns
-        return min([begins, *(end for end, _, _ in self._now[:1])])
+        return min(begins, self._now[0][0]) if self._now else begins
 
 
 # ----------------------------------------------------------------------------------------------------------
