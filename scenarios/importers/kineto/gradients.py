@@ -73,13 +73,14 @@ class Operators:
         spans = zip(start_ns[which].tolist(), end_ns[which].tolist(), strict=True)
         return group_pairs(zip(thread[which].tolist(), spans, strict=True))
 
-    def around(self, calls: Calls, which: IntArray) -> dict[int, tuple[str, int]]:
-        """Return name and number of the operators around some of the calls, by correlation."""
+    def around(self, calls: Calls, which: IntArray, least: int = UNNUMBERED) -> dict[int, tuple[str, int]]:
+        """Return name and number, `least` or more, of the operators around calls, by correlation."""
         thread, start_ns, end_ns, word, number = self.columns()
         names = [*self.words]
         found: dict[int, tuple[str, int]] = {}
         for code in sorted({*calls.thread[which].tolist()}):
-            of_thread, own = np.flatnonzero(thread == code), which[calls.thread[which] == code]
+            of_thread = np.flatnonzero((thread == code) & (number >= least))
+            own = which[calls.thread[which] == code]
             order = of_thread[np.lexsort((-end_ns[of_thread], start_ns[of_thread]))]
             last = np.searchsorted(start_ns[order], calls.start_ns[own], side="right") - 1
             # A call that begins where an operator ends is outside.

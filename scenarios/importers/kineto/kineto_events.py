@@ -139,7 +139,7 @@ def _trace(
     inner = np.isin(calls.correlation, calls.correlation[launches])
     inner[launches] = False
     calls, launches = calls.only(~inner), np.searchsorted(np.flatnonzero(~inner), launches)
-    _add_messages(tasks, found.collectives.around(calls, launches))
+    _add_messages(tasks, found.collectives.around(calls, launches, least=1))
     operators = _operators_of(tasks, found, calls, launches)
     _add_sizes(tasks, operators, found.inputs, found.sized.around(calls, launches) if found.inputs else {})
     inside = group_pairs(
