@@ -164,6 +164,8 @@ def _infer_node(node: Any, given: Values, versions: dict[str, int]) -> Values:
         schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, 1), node.domain)
     except onnx.defs.SchemaError:
         return {}
+    if node.op_type == "DFT" and "axis" in {*schema.attributes} - {own.name for own in node.attribute}:
+        node.attribute.append(schema.attributes["axis"].default_value)  # 1 before opset 20, then -2
     types = {name: helper.make_tensor_type_proto(value.elem, value.shape) for name, value in given.items()}
     contents = {name: value.data for name, value in given.items() if value.data is not None}
     known = {name: numpy_helper.from_array(data, name) for name, data in contents.items()}

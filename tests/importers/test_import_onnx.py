@@ -309,6 +309,10 @@ def test_operands_that_say_how_are_attributes_and_no_tensors():
     nodes, shape = [("DFT", ["x", "", "axis"], ["y"], {})], [1, 8, 6, 2]  # six of eight complex numbers
     made = model(nodes, [("x", FLOAT, shape)], [("y", FLOAT, shape)], [("axis", np.int64(1))])
     assert import_onnx(made).flops.tolist() == [5 * 48 * 3]
+    for opset, log in ((17, 3), (20, 1)):  # the axis is by default 1, then -2
+        nodes, shape = [("DFT", ["x"], ["y"], {})], [1, 8, 2, 2]
+        made = model(nodes, [("x", FLOAT, shape)], [("y", FLOAT, shape)], opset=opset)
+        assert import_onnx(made).flops.tolist() == [5 * 16 * log]
 
 
 def test_outputs_that_nobody_reads_are_left_out():
