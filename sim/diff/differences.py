@@ -2,8 +2,8 @@
 
 ::
 
-    A   ▇a▇▇b▇▇▇▇c▇           moved    d starts later, and c with it B   ▇a▇▇▇▇b▇▇▇▇c▇         first    b,
-    the first op whose start moved: `sim.diff.propagated_delays` says why
+    A   ▇a▇▇b▇▇▇▇c▇       moved    b starts later, and c with it
+    B   ▇a▇▇▇▇b▇▇▇▇c▇     first    b, the first op whose start moved: `sim.diff.propagated_delays` says why
 """
 
 from __future__ import annotations

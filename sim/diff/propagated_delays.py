@@ -403,7 +403,7 @@ def _pieces_in_table(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int]
     ready = min(int(told["ready_ns"][row]), start)
     issue = min(max(int(told["issue_ns"][row]), ready), start)
     word = told["wait"][row] or "stream"
-    by_issuer = "policy" if word == "policy" else "memory" if word == "memory" else "issue"
+    by_issuer = word if word in ("policy", "memory") else "issue"
     cause = _producer_in_table(schedule, int(told["ready_ns"][row]))
     works = [schedule.lane_of(each) == told["issuer"][each] for each in (cause, row)]
     yield "host" if cause != UNSET and works == [True, False] else "dependency", ready
@@ -489,15 +489,17 @@ def against_table(trace: Record, path: StrPath, policy: str | None = None, *, ov
 
 def _counts(d: Differences) -> list[str]:
     makespan = told_apart(d.b.makespan_ns, d.a.makespan_ns)
-    longer = abs(d.b.makespan_ns - d.a.makespan_ns) > d.over_ns
-    found = [f"the makespan is {makespan[0]}, not {makespan[1]}"] * longer
+    found = []
+    if abs(d.b.makespan_ns - d.a.makespan_ns) > d.over_ns:
+        found.append(f"the makespan is {makespan[0]}, not {makespan[1]}")
     changes = [
         (int(d.moved.sum()), "starts", "start", " at another time"),
         (int(d.resized.sum()), "lasts", "last", " longer or shorter"),
         (int(d.relaned.sum()), "runs", "run", " on another lane"),
     ]
     told = ", ".join(f"{n:,} {one if n == 1 else many}{what}" for n, one, many, what in changes if n)
-    found += [f"of {len(d.pairs.a):,} ops in both {told}"] if told else []
+    if told:
+        found.append(f"of {len(d.pairs.a):,} ops in both {told}")
     for schedule, only, what in ((d.b, d.only_b, "new"), (d.a, d.only_a, "gone")):
         if len(only):
             names = ", ".join(schedule.name_of(row) for row in only[:_NAMED].tolist())
@@ -513,8 +515,9 @@ def _first(d: Differences, golden: str) -> list[str]:
     if why is not None:
         a, b = int(d.pairs.a[d.first]), int(d.pairs.b[d.first])
         now, then = told_apart(int(d.b.start_ns[b]), int(d.a.start_ns[a]))
-        told = f"the first to move is {d.b.name_of(b)}, which starts at {now}, not {then}"
-        return [told + ":" * bool(why.chain), *(f"  {line}" for line in why.chain)]
+        colon = ":" if why.chain else ""
+        told = f"the first to move is {d.b.name_of(b)}, which starts at {now}, not {then}{colon}"
+        return [told, *(f"  {line}" for line in why.chain)]
     if d.resized.any():
         k = d.kinds(1)[0]["changed_most"]
         a, b = int(d.pairs.a[k]), int(d.pairs.b[k])

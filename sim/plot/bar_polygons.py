@@ -150,8 +150,9 @@ def draw_path(ax: Axes, path: PathSteps, until: int) -> None:
             lines.append([])
         lines[-1].append((end / scale, lane))
     for k, line in enumerate(lines):
-        for at, other in ((0, 1), (-1, -2)):  # all ends except the outermost are at bars
-            if len(line) > 1 and (k > 0 or at) and (k < len(lines) - 1 or not at):
+        for at, other in ((0, 1), (-1, -2)):
+            outermost = (k == 0 and at == 0) or (k == len(lines) - 1 and at == -1)
+            if len(line) > 1 and not outermost:  # all other ends are at bars
                 (x, y), (_, towards) = line[at], line[other]
                 line[at] = x, y + HEIGHT / 2 * np.sign(towards - y)
     for colour, width in ((paper(), 2.8), (ink(), 1.2)):  # a rim contrasts with bars of any colour

@@ -14,6 +14,7 @@ from sim.explain.derived import DerivedColumns
 from sim.explain.path import executed_path
 from sim.graph.graph import Graph
 from sim.job.costs import issue_costs_ns
+from sim.plot.figure import told_time
 from sim.plot.theme import LAUNCH, TRANSFER, WAITING
 from sim.record.dependencies import edges_among
 from sim.record.record import Record
@@ -178,10 +179,11 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
     return Bars(lanes, kinds, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def folded_note(trace: Record) -> str:
-    """Return the part of a picture's title that says that ranks are folded; empty if they are not."""
+def title_of(name: str, trace: Record, until_ns: int) -> str:
+    """Return the title of a run: its name, if it has one, its makespan, and whether ranks are folded."""
     folding = trace.job.machine.folding
-    return "" if folding is None else f"; {folding.describe()}"
+    folded = "" if folding is None else f"; {folding.describe()}"
+    return f"{f'{name}: ' if name else ''}{told_time(trace.makespan_ns, until_ns)}{folded}"
 
 
 def micro_batches(trace: Record, bars: Bars) -> IntArray:

@@ -21,8 +21,8 @@ import numpy as np
 from sim.base.arrays import UNSET
 from sim.explain.derived import DerivedColumns
 from sim.plot.bar_polygons import draw_arrows, draw_bars, draw_path, name_lanes, names_in_bars, points_of
-from sim.plot.bars import Bars, bars_of, folded_note, path_of
-from sim.plot.figure import axes_or_new, new_figure, scale_time, time_unit, told_time
+from sim.plot.bars import Bars, bars_of, path_of, title_of
+from sim.plot.figure import axes_or_new, new_figure, scale_time, time_unit
 from sim.plot.legend import add_legend, colours_of, handles_of, legend_of
 from sim.plot.memory import coloured_strips, draw_strip, memory_handles
 from sim.plot.theme import ink, paper, plain, shade
@@ -200,8 +200,8 @@ def compare_gantt(
     lanes = [_LANE_INCHES * max(1, len(bars.lanes)) for bars, _ in charts]
     n_strips = len(every)
     height = 0.6 + sum(0.4 + h for h in lanes) + n_strips * (0.08 + _STRIP_INCHES)
-    # A low chart may be lower than its legend.
-    figure_inches = min(_HIGHEST, max(height, 0.3 + _ENTRY_INCHES * len(handles) * (len(handles) > 1)))
+    legend_inches = 0.3 + _ENTRY_INCHES * len(handles) if len(handles) > 1 else 0.0
+    figure_inches = min(_HIGHEST, max(height, legend_inches))  # a low chart may be lower than its legend
     figure, axes = new_figure(len(lanes) + n_strips, height=figure_inches)
     add_legend(figure, handles)  # first, as names in bars have what room it leaves
     if (grid := axes[0].get_gridspec()) is not None:
@@ -212,8 +212,7 @@ def compare_gantt(
     free, points = iter(axes), 72 * _LANE_INCHES * figure_inches / height
     for (name, trace), (bars, note), run in zip(named.items(), charts, held, strict=True):
         ax, strips = next(free), list(islice(free, len(run.shown)))
-        title = f"{name}: " * bool(name) + told_time(trace.makespan_ns, until) + folded_note(trace)
-        notes = [title, note]
+        notes = [title_of(name, trace, until), note]
         _draw(ax, trace, bars, colours, until, points, notes, arrows=arrows, critical_path=critical_path)
         for below, strip in zip(strips, run.shown, strict=True):
             draw_strip(below, strip, colours, tops[strip.kind], until)

@@ -38,8 +38,8 @@ from sim.explain.derived import DerivedColumns
 from sim.explain.narration import explain_text, largest_gaps
 from sim.graph.failures import STATUSES
 from sim.notebook import Section
-from sim.plot.bars import Bars, arrows_of, bars_of, folded_note, micro_batches, path_of
-from sim.plot.figure import time_unit, told_time
+from sim.plot.bars import Bars, arrows_of, bars_of, micro_batches, path_of, title_of
+from sim.plot.figure import time_unit
 from sim.plot.legend import Entry, colours_of, legend_of, with_bands
 from sim.plot.memory import (
     CAPACITY,
@@ -309,7 +309,7 @@ def gantt_data(
     rows: list[_Data] = []
     stories: list[_Data] = []
     for (name, trace), all_bars, below in zip(traces.items(), every, held, strict=True):
-        title = f"{name}: " * bool(name) + told_time(trace.makespan_ns, until) + folded_note(trace)
+        title = title_of(name, trace, until)
         all_bars, n_lanes = all_bars.empty_last()
         bars = all_bars.pack(until, _NARROW // len(every))
         bars = bars.some(np.flatnonzero((bars.end > bars.start) | (bars.row != UNSET)))

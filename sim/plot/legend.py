@@ -143,7 +143,7 @@ def with_bands(entries: Sequence[Entry], labels: Sequence[str], colours: Mapping
         more = beside.pop(entry.colours[0], []) if len(entry.colours) == 1 else []
         kinds = tuple(dict.fromkeys([*entry.kinds, *more]))
         found.append(Entry(_join_kinds(kinds), kinds, entry.colours) if more else entry)
-    memory = "memory: " * bool(entries)  # resident memory, and that of other kinds
+    memory = "memory: " if entries else ""  # resident memory, and that of other kinds
     return found + [
         Entry(memory + _join_kinds(kinds), tuple(kinds), (colour,)) for colour, kinds in beside.items()
     ]
@@ -205,7 +205,7 @@ def add_legend(
     if handles is None:
         artists, names = where.get_legend_handles_labels()  # type: ignore[union-attr]  # of axes
         handles = dict(zip(names, artists, strict=True))
-    if len(handles) < 2 - alone:
+    if len(handles) < (1 if alone else 2):
         return
     place: dict[str, Any] = {"loc": "outside right upper"}
     if not isinstance(where, Figure):

@@ -317,8 +317,8 @@ def band_labels(strips: Iterable[Strip]) -> list[str]:
 
 def line_labels(strips: Sequence[Strip]) -> list[str]:
     """Return which of `LINES` strips show."""
-    lines = [RESERVED, NOT_IN_USE] * any(strip.reserved is not None for strip in strips)
-    return lines + [CAPACITY] * any(strip.shown_capacity for strip in strips)
+    reserved = [RESERVED, NOT_IN_USE] if any(strip.reserved is not None for strip in strips) else []
+    return [*reserved, CAPACITY] if any(strip.shown_capacity for strip in strips) else reserved
 
 
 def tops_of(strips: Iterable[Strip]) -> dict[str, int]:

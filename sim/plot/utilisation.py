@@ -291,11 +291,11 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
             for each in entry.colours[:SLICES]
         ]
         handles[entry.label] = dots[0] if len(dots) == 1 else tuple(dots)
-    for number, points in enumerate(sorts if len(sorts) > 1 and not is_print() else ()):
-        shape: dict[str, Any] = {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": "none"}
-        handles[elide(list_names(points.devices))] = Line2D(
-            [], [], color=ink(), markerfacecolor="none", **shape
-        )
+    if len(sorts) > 1 and not is_print():
+        shape: dict[str, Any] = {"color": ink(), "markerfacecolor": "none", "linestyle": "none"}
+        for number, points in enumerate(sorts):
+            marker = _MARKERS[number % len(_MARKERS)]
+            handles[elide(list_names(points.devices))] = Line2D([], [], marker=marker, **shape)
     ax.set(xscale="log", yscale="log", xlabel="flop per byte of memory", ylabel="")
     ax.margins(0.08)
     ax.autoscale_view()
@@ -331,7 +331,7 @@ def _roofs(ax: Axes, trace: Record, sorts: Sequence[OpPoints]) -> None:
         y = np.full(len(x), peak) if math.isnan(slope) else np.minimum(peak, slope * x)
         ax.plot(x, y, color=ink(), linewidth=0.9, linestyle=":", zorder=2)
         if math.isfinite(peak):
-            of = f"{', '.join(of_types)}: " * bool(of_types)
+            of = f"{', '.join(of_types)}: " if of_types else ""
             ax.annotate(f"{of}{format_flops(peak, digits=3)}/s", (right, peak), (-2, 3), **beside)
             top = max(top, peak * 2)
         if not math.isnan(slope):
