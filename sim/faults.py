@@ -479,6 +479,11 @@ class Conditions:
             if end_ns > 0:
                 yield Window(max(start_ns, 0), end_ns, cause.factor)
 
+    def _rate_of_link(self, link: int, time_ns: int) -> tuple[Fraction | int, int]:
+        """Return the rate of a link at a time, and until when it holds at least."""
+        pace = self.link_paces.get(link)
+        return _STEADY if pace is None else pace.rate(time_ns)
+
     def arrival_ns(self, links: Sequence[tuple[int, int | None]], start_ns: int, nbytes: int) -> int | None:
         """Return when bytes are there that begin to flow at `start_ns` over links that they do not share.
 
@@ -498,10 +503,7 @@ class Conditions:
         left: Fraction | int = nbytes * NS_PER_S
         time_ns = start_ns
         for _ in range(MOST_FAILURES):
-            now = [
-                (*(self.link_paces[link].rate(time_ns) if link in self.link_paces else _STEADY), bandwidth)
-                for link, bandwidth in links
-            ]
+            now = [(*self._rate_of_link(link, time_ns), bandwidth) for link, bandwidth in links]
             if down := [until_ns for rate, until_ns, _ in now if not rate]:
                 time_ns = max(down)
                 if time_ns == FOREVER:

@@ -301,7 +301,8 @@ def _misfit(value: object, faults: Sequence[Any]) -> InputError:
         path: list[str | int] = []
         part: Any = value
         for key in fault["loc"]:  # to which pydantic adds the members of unions
-            if key in part if isinstance(part, dict) else isinstance(part, list) and isinstance(key, int):
+            within_list = isinstance(part, list) and isinstance(key, int)
+            if within_list or (isinstance(part, dict) and key in part):
                 part = part[key]
                 path.append(key)
         found.setdefault(tuple(path), []).append(fault)
@@ -416,7 +417,7 @@ def whole_numbers(
     Traceback (most recent call last):
     sim.base.errors.InputError: Mine.place returned True for op 'b', should be a whole number from 0 to 1
     """
-    many = "whole numbers" if n is None else f"{n} whole number{'s' * (n != 1)}"
+    many = "whole numbers" if n is None else f"{n} whole number{'' if n == 1 else 's'}"
     if (
         isinstance(answer, str | bytes)
         or not hasattr(answer, "__len__")

@@ -133,7 +133,7 @@ DIMENSIONS = (DURATION, BYTES, BANDWIDTH, FLOPS, FLOP_RATE, FREQUENCY, POWER, EN
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
-"""Nanoseconds in a second."""
+"""Nanoseconds in a second, and in a millisecond."""
 
 LARGEST = 2**63 - 1
 _NUMBER = re.compile(r"([+-]?)((?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*)", re.DOTALL)
@@ -408,7 +408,7 @@ def format_count(number: int, what: str) -> str:
     >>> format_count(1, "op"), format_count(1200, "op")
     ('1 op', '1,200 ops')
     """
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _parse(value: object, dimension: Dimension, what: str) -> int:

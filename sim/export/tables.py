@@ -95,10 +95,10 @@ def task_table(trace: Record, *, transfers: bool = False) -> pd.DataFrame:
     lanes, lane = trace.lanes
     issuers = [issuer.name for issuer in machine.issuers()]
     devices = [device.name for device in machine.devices]
-    transfer = len(graph.kinds) if n_moved else UNSET
+    kinds, transfer = ([*graph.kinds, "transfer"], len(graph.kinds)) if n_moved else (graph.kinds, UNSET)
     columns: dict[str, object] = {
         "op": names[column(op, len(graph) + np.arange(len(moved["id"])))],
-        "kind": words(column(graph.kind_code[op], transfer), [*graph.kinds, *(["transfer"] * bool(n_moved))]),
+        "kind": words(column(graph.kind_code[op], transfer), kinds),
         "device": words(column(trace.device), devices),
         "stream": words(column(lane), lanes),
         "issuer": words(column(tasks["issuer"]), issuers),

@@ -234,7 +234,7 @@ class Machine:
     def stands_for(self) -> IntArray:
         """The number of devices that each one stands for."""
         members = {} if self.folding is None else self.folding.members
-        return np.array([len(members.get(device.name, "1")) for device in self.devices])
+        return np.array([len(members.get(device.name, [device])) for device in self.devices])
 
     @cached_property
     def accelerators(self) -> tuple[str, ...]:
@@ -379,7 +379,7 @@ class Machine:
 
 def _device_row(device: Device) -> dict[str, str]:
     """Return the notebook row of a device, without zero costs and absent limits."""
-    lanes = ("worker", device.workers) if device.workers else ("stream", device.streams)
+    lanes = f"{device.lanes} {'worker' if device.workers else 'stream'}{'' if device.lanes == 1 else 's'}"
     times = {
         "issue": device.issue_ns,
         "launch": device.launch_latency_ns,
@@ -388,7 +388,7 @@ def _device_row(device: Device) -> dict[str, str]:
     }
     return {
         "kind": device.kind,
-        "lanes": f"{lanes[1]} {lanes[0]}{'s' * (lanes[1] != 1)}" if device.kind != "switch" else "",
+        "lanes": "" if device.kind == "switch" else lanes,
         "cores": str(device.cores) if device.cores else "",
         "memory": "" if device.memory_bytes is None else format_bytes(device.memory_bytes, iec=True),
         **{word: format_duration(ns) if ns else "" for word, ns in times.items()},

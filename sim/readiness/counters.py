@@ -14,9 +14,10 @@ Of the inputs of an op that starts with the first of them (`sim.readiness.eligib
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 from itertools import repeat
-from typing import Protocol
+from operator import itemgetter
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -97,11 +98,13 @@ class CounterReadiness:
         self.pending = self._counts(reaches & ~self.one_of_many)
         self.served: set[int] = set()  # ids of non-strict tasks that have one of their inputs
         ops = np.flatnonzero(non_strict).tolist()
-        for iteration in range(job.iterations) if ops else ():
+        for iteration in range(job.iterations if ops else 0):
             there = inputs_from_the_start(job.graph, flow, iteration)
-            self.served.update(iteration * self.n + op for op in ops if there[op])
             for op in ops:
-                self.pending[iteration * self.n + op] += not there[op]
+                if there[op]:
+                    self.served.add(iteration * self.n + op)
+                else:
+                    self.pending[iteration * self.n + op] += 1
         early = edges_at_issue(synchronisation, job, flow)
         self.asynchronous = early is not None
         if early is None:
@@ -263,18 +266,22 @@ def sessions_of(job: Job, flow: Flow) -> list[tuple[object, int]]:
     for op, session in job.graph.attribute("session").items():
         found[op] = session, attributes[op].get("session_step", 0)
     pairs = list(zip(flow.producer.tolist(), flow.consumer.tolist(), strict=True)) if any(found) else []
-    while pairs:
-        new: dict[int, tuple[object, int]] = {}
-        for ends, latest in ((pairs, True), ([(b, a) for a, b in pairs], False)):
-            for known, node in ends if not new else ():
-                if found[node] is None and (of := found[known]) is not None:
-                    same = new.setdefault(node, of)
-                    new[node] = of if (of[1] > same[1]) == latest else same
-        if not new:
-            break
+    backwards = [(b, a) for a, b in reversed(pairs)]
+    while new := _handed_on(found, pairs, max) or _handed_on(found, backwards, min):
         for node, of in new.items():
             found[node] = of
     return [of or (None, 0) for of in found]
+
+
+def _handed_on(
+    found: list[tuple[object, int] | None], pairs: list[tuple[int, int]], pick: Callable[..., Any]
+) -> dict[int, tuple[object, int]]:
+    """Return what nodes without session and batch get from others: of several, what `pick` takes by batch."""
+    new: dict[int, tuple[object, int]] = {}
+    for known, node in pairs:
+        if found[node] is None and (of := found[known]) is not None:
+            new[node] = pick(new.get(node, of), of, key=itemgetter(1))
+    return new
 
 
 class RunsInTurn:

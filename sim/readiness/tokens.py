@@ -287,7 +287,8 @@ class TaggedTokenReadiness:
         task = Task(self.total, op, tag.frame.repetition, self.group_of[op])
         self.total += 1
         task.frame, task.dead = tag, dead
-        tag.outstanding += not self._is_sent(op)
+        if not self._is_sent(op):
+            tag.outstanding += 1
         self.alive[task.id] = task
         if op in self.first:
             tag.run.add(op)
