@@ -269,11 +269,17 @@ def links_between(spec: Mapping[str, Any], ends: Iterable[tuple[str, str, Mappin
         raise InputError(f"it has no effect: all links of the bus {bus!r} are one", path=("duplex",))
     media: dict[tuple[str, str], str] = {}
     for a, b, words in ends:
-        medium = fill_words(bus, words) if bus else f"{a}->{b}" if duplex == HALF else ""
+        if bus:
+            medium = fill_words(bus, words)
+        elif duplex == HALF:
+            medium = f"{a}->{b}"
+        else:
+            medium = ""
         media.setdefault((a, b), medium)
         if duplex:
             media.setdefault((b, a), medium)
-    name, only = values.get("name"), len(media) == 1
+    name = values.get("name")
+    before = "" if name is None else f"{name} "  # of several links that have the name of their entry
     transport = values.get("transport", {})
     carried = {**TRANSPORTS[transport.get("name", "local")], **transport}
     bandwidth = values.get("bandwidth")
@@ -281,7 +287,7 @@ def links_between(spec: Mapping[str, Any], ends: Iterable[tuple[str, str, Mappin
         bandwidth = max(1, int(bandwidth * values.get("efficiency", Fraction(1))))
     links = [
         Link(
-            f"{a}->{b}" if name is None else name if only else f"{name} {a}->{b}",
+            name if name is not None and len(media) == 1 else f"{before}{a}->{b}",
             a,
             b,
             values.get("latency", 0),
@@ -323,7 +329,8 @@ def _expand(spec: Mapping[str, Any], devices: Sequence[str], nodes: bool, *, nee
     ends = values["from"], values["to"]
     if nodes and "/" not in "".join(ends):
         ends = f"{{node}}/{ends[0]}", f"{{node}}/{ends[1]}"
-        spec = {**spec, **({"bus": f"{{node}}/{spec['bus']}"} if "bus" in spec else {})}
+        if "bus" in spec:
+            spec = {**spec, "bus": f"{{node}}/{spec['bus']}"}
     # A preset's link may mean devices that a smaller count has left out; a scenario's means some.
     if not needed and not all(match_names(end, devices) for end in ends):
         return []

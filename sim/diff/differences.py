@@ -58,6 +58,7 @@ def common_subsequence(a: IntArray, b: IntArray, window: int = _WINDOW) -> tuple
         other, mine = common_subsequence(b, a, window)
         return mine, other
     found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    half = max(window // 2, 1)
     i = j = 0
     while (n := min(len(a) - i, len(b) - j)) > 0:
         differ = np.flatnonzero(a[i : i + n] != b[j : j + n])
@@ -69,12 +70,12 @@ def common_subsequence(a: IntArray, b: IntArray, window: int = _WINDOW) -> tuple
         last = len(a) - i <= window and len(b) - j <= window
         mine, other = _align(a[i : i + window], b[j : j + window])
         if not last:
-            kept = int(np.searchsorted(np.maximum(mine, other), max(window // 2, 1)))
+            kept = int(np.searchsorted(np.maximum(mine, other), half))
             mine, other = mine[:kept], other[:kept]
         found.append((i + mine, j + other))
         if last:
             break
-        steps = (int(mine[-1]) + 1, int(other[-1]) + 1) if len(mine) else (max(window // 2, 1),) * 2
+        steps = (int(mine[-1]) + 1, int(other[-1]) + 1) if len(mine) else (half, half)
         i, j = i + steps[0], j + steps[1]
     return np.concatenate([pair[0] for pair in found]), np.concatenate([pair[1] for pair in found])
 
