@@ -395,6 +395,8 @@ def of_preset(model: CollectiveModel, devices: Sequence[Device], changed: str | 
         because = f"NCCL's are known of the preset's network, which machine.{changed} changes"
     elif unlike:
         because = f"NCCL's are known of the preset's GPUs, and {unlike[0]} is another"
+    elif not gpus:
+        because = "NCCL's are known of the preset's GPUs, and this machine has none"
     elif max(Counter(node_of(gpu.name) for gpu in gpus).values()) > MOST_PER_NODE:
         because = "NCCL's choice is known of nodes of 8 GPUs"
     else:

@@ -82,6 +82,14 @@ def test_nccls_times_are_those_of_the_preset(more: dict[str, Any], because: str)
     assert machine.collectives.sms(call, machine) == 0  # type: ignore[union-attr]
 
 
+def test_a_preset_whose_gpus_are_made_cpus_has_no_nccl() -> None:
+    """Nodes were counted by their GPUs, and the most of none ended in a mistake of ours."""
+    machine = make_machine({"preset": "dgx-h100", "devices": {"gpu": {"preset": "xeon-8480c"}}})
+    assert "the preset's GPUs, and this machine has none" in told(machine)
+    ranks = (machine.device_index("gpu0"), machine.device_index("gpu1"))
+    assert ns(machine, ranks=ranks) == Formula().time_ns(Call("all_reduce", NBYTES, ranks), machine)
+
+
 def test_cpus_go_over_the_links() -> None:
     machine = make_machine({"preset": "dgx-h100"})
     cpus = (machine.device_index("cpu0"), machine.device_index("cpu1"))
