@@ -22,14 +22,7 @@ from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.base.files import StrPath
 from sim.base.units import format_count, format_duration
 from sim.diff.differences import Differences, differences
-from sim.diff.schedule import (
-    UNEXPLAINED,
-    OpSchedule,
-    read_ops_table,
-    runs_in,
-    schedule_of,
-    schedule_of_table,
-)
+from sim.diff.schedule import UNEXPLAINED, OpSchedule, read_ops_table, runs_in, schedule_of, schedule_of_table
 from sim.explain.derived import DerivedColumns
 from sim.explain.idle import waits
 from sim.explain.sentences import Blame, blame, row_text

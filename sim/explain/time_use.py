@@ -253,11 +253,7 @@ def interval_of(makespan_ns: int, on_path: Mapping[str, OnPath]) -> dict[str, An
     below = sum((one.ns * -np.expm1(-one.spread)) ** 2 for one in on_path.values()) ** 0.5
     above = sum((one.ns * np.expm1(one.spread)) ** 2 for one in on_path.values()) ** 0.5
     by_kind = {kind: {"path_ns": one.ns, "spread": round(one.spread, 4)} for kind, one in on_path.items()}
-    return {
-        "low_ns": round(makespan_ns - below),
-        "high_ns": round(makespan_ns + above),
-        "by_kind": by_kind,
-    }
+    return {"low_ns": round(makespan_ns - below), "high_ns": round(makespan_ns + above), "by_kind": by_kind}
 
 
 def _ask_model(model: CostModel, graph: Graph, device: Device) -> FloatArray:

@@ -161,11 +161,7 @@ def draw(job: Job, noise: Noise | None, *, may_fail: bool = True) -> None:
 
 
 def _place_ops(
-    graph: Graph,
-    machine: Machine,
-    chooser: Placement,
-    cost_ns: list[IntArray],
-    known_ns: Sequence[IntArray],
+    graph: Graph, machine: Machine, chooser: Placement, cost_ns: list[IntArray], known_ns: Sequence[IntArray]
 ) -> tuple[IntArray, IntArray]:
     """Return the device of each op, and its duration there."""
     if not isinstance(chooser, Placement):

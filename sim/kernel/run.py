@@ -15,15 +15,7 @@ from sim.base.compiled import load, source_is_wanted
 from sim.base.errors import InputError, UnknownNameError
 from sim.job.job import Job, read_only
 from sim.job.transfers import Flow, make_flow
-from sim.kernel.columns import (
-    Journal,
-    MemoryAfterwards,
-    columns,
-    obstacle,
-    routes_of,
-    shared_of,
-    sms_of,
-)
+from sim.kernel.columns import Journal, MemoryAfterwards, columns, obstacle, routes_of, shared_of, sms_of
 from sim.policy import Policy, check_attributes, order_of
 from sim.readiness.counters import has_runs
 from sim.record.record import TASK_COLUMNS, TRANSFER_COLUMNS

@@ -100,11 +100,7 @@ def most_used(loads: Sequence[LinkLoad]) -> tuple[list[LinkLoad], int]:
 
 
 def link_heat_map(
-    trace: Record,
-    ax: Axes | None = None,
-    *,
-    title: str | None = None,
-    until_ns: int | None = None,
+    trace: Record, ax: Axes | None = None, *, title: str | None = None, until_ns: int | None = None
 ) -> Axes:
     """Draw the share of its bandwidth that each link uses (`sim.explain.communication.link_loads`).
 
