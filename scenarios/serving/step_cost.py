@@ -73,7 +73,7 @@ def interpolate(value: Callable[..., float], axes: Sequence[Sequence[float]], *s
     return (1 - part) * first + part * (last if part <= 1 else max(first, last))
 
 
-def _padded(count: int) -> int:
+def _graph_size(count: int) -> int:
     """Return the size of the CUDA graph for so many tokens or requests, at most the largest."""
     return GRAPH_SIZES[min(bisect_left(GRAPH_SIZES, count), len(GRAPH_SIZES) - 1)]
 
@@ -123,7 +123,7 @@ class ModelStep:
         decodes, chunks = int(decode.sum()), int((~decode).sum())
         tokens, axes = int(counts.sum()), (_SIZES, _SIZES)
         short = tokens <= GRAPH_SIZES[-1]
-        ns = self._layers(_padded(tokens)) if short else interpolate(self._layers, (_LONG,), tokens)
+        ns = self._layers(_graph_size(tokens)) if short else interpolate(self._layers, (_LONG,), tokens)
         ns += self._head(len(step.samples))
         if decodes:
             ns += interpolate(self._decode, axes, decodes, (contexts[decode] + 1).sum() / decodes)
@@ -147,7 +147,7 @@ class ModelStep:
         """Return the time of the last norm, the head and sampling for a number of requests."""
         if not requests or not self.model.vocabulary:
             return 0.0
-        rows = _padded(requests)
+        rows = _graph_size(requests)
         norm, head, _ = self.work_of(rows).head()
         logits = rows * self.model.vocabulary
         share = Collective("all_gather", 2 * logits, "tp")
