@@ -376,7 +376,7 @@ class FittedCost(CostModel):
             own = lent in (dtype, DEFAULT) or (dtype, lent) == ("fp8_block", "fp8")
             if not own and (product or dtype not in INDICES):
                 how = f"at the rate of {lent}, as peak has none for {dtype}"
-                found.setdefault((dtype, how), []).extend(rows[ops.flops > 0].tolist())
+                found.setdefault((dtype, how), []).extend(rows[product | (ops.flops > 0)].tolist())
         return found
 
     def _price_once(self, graph: Graph, device: Device) -> tuple[FloatArray, FloatArray]:

@@ -304,6 +304,17 @@ def test_a_gpu_that_took_another_time_than_its_kernels_take_is_told(beyond: floa
     assert sum("is it the GPU of the recording?" in str(one.message) for one in caught) == told
 
 
+def test_another_device_without_the_data_type_says_whose_rate_it_takes() -> None:
+    b = GraphBuilder("one")
+    own = {"stream": 7, "kernel": "a", "m": 4096, "n": 4096, "k": 4096}
+    b.op("mm", kind="matmul", dtype="bf16", duration_ns=300_000, device="gpu", attributes=own)
+    with (
+        pytest.warns(UserWarning, match="sizes of 1 of 1 are known"),
+        pytest.warns(UserWarning, match="t4: 1 op in bf16 computes at the rate of fp32"),
+    ):
+        what_if(b.build(), {"device": {"from": "h100", "to": "t4"}})
+
+
 @pytest.mark.parametrize(("beyond", "known"), [(19, 1), (21, 0), (0.06, 1), (0.04, 0)])
 def test_a_kernel_whose_sizes_cannot_be_its_own_goes_by_rates(beyond: float, known: int) -> None:
     b = GraphBuilder("one")
