@@ -162,7 +162,7 @@ def make_plugin(
     made = call_with_options(origin.lookup(group, name), name, options, origin)
     if not isinstance(made, base):
         what = f"{name!r} should extend {base.__module__}.{base.__name__}"
-        raise InputError(what, path=("name",))
+        raise InputError(what)
     require_methods(f"the {plugins.GROUPS[group]} {name!r}", made, base)
     return made
 

@@ -270,6 +270,9 @@ def test_a_batcher_of_ones_own(tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "--allow-code" in refused.stderr
     assert sim("run", file, "--allow-code").exit_code == 0
+    other = sim("run", file, "--allow-code", "--policy", "collections:Counter").stderr
+    assert "'collections:Counter' should extend policies" in other
+    assert "name:" not in other  # which would be that of the scenario
 
 
 @pytest.mark.parametrize(
