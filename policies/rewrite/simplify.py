@@ -92,12 +92,11 @@ def _scalar_sums(records: Records) -> None:
     """Add scalars to one another before they are added to tensors."""
     readers = records.readers()
     for record in list(records.ops.values()):
-        parts = [
-            part
-            for side in (records.makers(record.inputs) if _is_sum(record) else ())
-            if len(readers[side.name]) == 1 and side.device == record.device
-            if (part := _tensor_and_scalar(side, records)) is not None
-        ]
+        if not _is_sum(record):
+            continue
+        sides = [side for side in records.makers(record.inputs) if len(readers[side.name]) == 1]
+        found = [_tensor_and_scalar(side, records) for side in sides if side.device == record.device]
+        parts = [part for part in found if part is not None]
         if len(parts) != 2:
             continue
         (left, a, s1), (right, b, s2) = parts
@@ -114,14 +113,11 @@ def _scalar_sums(records: Records) -> None:
 
 def _tensor_and_scalar(record: OpEntry, records: Records) -> tuple[OpEntry, str, str] | None:
     """Return a sum of a tensor and a scalar constant, with the two; None: it is not such a sum."""
-    if not _is_sum(record):
-        return None
-    sides: dict[bool, str] = {}
-    for tensor, _ in record.inputs:
-        producer = records.producer(tensor)
-        constant = producer is not None and producer.kind == "const"
-        sides[constant and records.nbytes(tensor) <= SCALAR_BYTES] = tensor
-    return (record, sides[False], sides[True]) if len(sides) == 2 else None
+    tensors, scalars = list[str](), list[str]()
+    for tensor in record.reads if _is_sum(record) else []:
+        scalar = _is_constant(tensor, records) and records.nbytes(tensor) <= SCALAR_BYTES
+        (scalars if scalar else tensors).append(tensor)
+    return (record, tensors[0], scalars[0]) if len(tensors) == len(scalars) == 1 else None
 
 
 MAX_CONSTANT_BYTES: Final = 10 << 20
@@ -202,9 +198,9 @@ def _constant_and_other(record: OpEntry, records: Records) -> tuple[Edge, Edge] 
     """Return (constant input, other input) of a product; None unless exactly one is constant."""
     if record.kind != "mul" or len(record.inputs) != 2:
         return None
-    first, second = sorted(record.inputs, key=lambda edge: not _is_constant(edge[0], records))
-    one = _is_constant(first[0], records) and not _is_constant(second[0], records)
-    return (first, second) if one else None
+    constant = [edge for edge in record.inputs if _is_constant(edge[0], records)]
+    other = [edge for edge in record.inputs if not _is_constant(edge[0], records)]
+    return (constant[0], other[0]) if len(constant) == 1 else None
 
 
 def _is_constant(tensor: str, records: Records) -> bool:
