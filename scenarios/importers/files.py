@@ -146,6 +146,9 @@ def job_name(path: StrPath | Sequence[StrPath]) -> str:
 MARKS: Final = re.compile(r"""'[^']*'|"(?:[^"\\]++|\\.)*+(?:"|$)|[()\[\]{},]""", re.DOTALL)
 """Brackets and commas, and quoted texts, in which they have no meaning."""
 
+DEPTH: Final = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+"""By how much a bracket changes the number of open ones."""
+
 
 def parts(text: str) -> list[str]:
     """Split at commas outside brackets and quotes, up to a closing bracket without an opening one.
@@ -157,7 +160,7 @@ def parts(text: str) -> list[str]:
     """
     found, depth, begin = [], 0, 0
     for mark in MARKS.finditer(text):
-        depth += (mark[0] in "([{") - (mark[0] in ")]}")
+        depth += DEPTH.get(mark[0], 0)
         if depth < 0:
             text = text[: mark.start()]
             break

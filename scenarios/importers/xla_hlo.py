@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from scenarios.importers.files import MARKS, parts
+from scenarios.importers.files import DEPTH, MARKS, parts
 from scenarios.importers.xla_costs import Array, Computation, Instruction, Shape
 from sim.base.errors import InputError
 
@@ -116,7 +116,7 @@ def closing(text: str, opening: int) -> int:
     """
     depth = 0
     for mark in MARKS.finditer(text, opening):
-        depth += (mark[0] in "([{") - (mark[0] in ")]}")
+        depth += DEPTH.get(mark[0], 0)
         if not depth:
             return mark.start()
     raise InputError("a bracket that does not close")
@@ -124,8 +124,7 @@ def closing(text: str, opening: int) -> int:
 
 def _open_brackets(line: str) -> int:
     """Return how many more brackets a line opens than it closes."""
-    marks = [mark[0] for mark in MARKS.finditer(line)]
-    return sum(mark in "([{" for mark in marks) - sum(mark in ")]}" for mark in marks)
+    return sum(DEPTH.get(mark[0], 0) for mark in MARKS.finditer(line))
 
 
 def numbers(text: str) -> list[int]:

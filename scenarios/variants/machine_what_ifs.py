@@ -12,7 +12,7 @@ A recording has no such machine; the what-ifs of `scenarios.variants.what_ifs` a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from scenarios.variants.variant import Variant
-from sim.base.arrays import BoolArray, IntArray
+from sim.base.arrays import BoolArray, IntArray, group_pairs
 from sim.base.errors import InputError
 from sim.explain.communication import COMMUNICATION, inside_ns, moving_ops
 from sim.explain.path import executed_path
@@ -232,14 +232,7 @@ def _on_all_ranks(trace: Trace, op: int) -> IntArray:
     return np.unique(ops[np.isin(meeting, meeting[ops == op])])
 
 
-def _group_numbers(numbers: Iterable[int], key: Callable[[int], object]) -> list[list[int]]:
+def _group_numbers(numbers: Sequence[int], key: Callable[[int], object]) -> list[list[int]]:
     """Return groups of numbers with equal keys, in order of their first number; keys need no hash."""
-    groups: list[tuple[object, list[int]]] = []
-    for number in numbers:
-        mine = key(number)
-        same = next((group for known, group in groups if known == mine), None)
-        if same is None:
-            groups.append((mine, [number]))
-        else:
-            same.append(number)
-    return [group for _, group in groups]
+    keys = [key(number) for number in numbers]
+    return [*group_pairs(zip(map(keys.index, keys), numbers, strict=True)).values()]

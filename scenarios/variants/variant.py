@@ -27,6 +27,7 @@ from policies.issue.program_order import OutOfOrder
 from policies.placement.simple import Given
 from scenarios.fields.results import DONE, RATES, Value, column_of_result, outcome_of, result_of_run
 from scenarios.file.document import Document
+from scenarios.importers.files import DEPTH, MARKS
 from scenarios.run.execute import Result, run_case
 from scenarios.run.scenario import Case, Scenario, scenario_of
 from scenarios.variants.executors import run_on
@@ -377,8 +378,8 @@ def _numbers(result: Result) -> Row:
     if (pipeline := summary.get("pipeline")) is not None:
         row["pipeline.bubble"] = pipeline["bubble"]
     row |= {rate: summary[rate] for rate in RATES if rate in summary}
-    for number in _OF_TRAINING.split() if "train" in summary else ():
-        row[f"train.{number}"] = summary["train"].get(number)
+    if (step := summary.get("train")) is not None:
+        row |= {f"train.{number}": step.get(number) for number in _OF_TRAINING.split()}
     if (served := summary.get("serving")) is not None:
         plain = {key: value for key, value in served.items() if not isinstance(value, dict | list)}
         row |= {f"serving.{key}": value for key, value in plain.items()}
@@ -466,17 +467,10 @@ def _range(value: str, where: str) -> Sequence[str]:
 
 def _split(text: str) -> Iterator[str]:
     """Yield the parts between commas that are outside brackets and quotes."""
-    depth, quote, start = 0, "", 0
-    for i, c in enumerate(text):
-        if quote:
-            quote = "" if c == quote else quote
-        elif c in "'\"":
-            quote = c
-        elif c in "[{(":
-            depth += 1
-        elif c in "]})":
-            depth -= 1
-        elif c == "," and not depth:
-            yield text[start:i].strip()
-            start = i + 1
+    depth = start = 0
+    for mark in MARKS.finditer(text):
+        depth += DEPTH.get(mark[0], 0)
+        if mark[0] == "," and not depth:
+            yield text[start : mark.start()].strip()
+            start = mark.end()
     yield text[start:].strip()
