@@ -205,7 +205,7 @@ def _schedule(
         checkpoint = "always"
     count = len(stages.each)
     replicas = given.get("replicas")
-    if isinstance(replicas, list) and all(type(each) is int for each in replicas):
+    if replicas and isinstance(replicas, list) and all(type(each) is int for each in replicas):
         ranks = sum(replicas)
     else:
         ranks = count // a_rank
