@@ -275,9 +275,10 @@ class TensorFlowExecutor(Policy):
         """Schedule what became ready, as ScheduleReady does."""
         pool = -1 if issuer is None else self._pool_of_thread[issuer.index]
         mine = [t for t in now_ready if self._pool_of_op[t.op] == pool]
-        for t in now_ready if len(mine) < len(now_ready) else ():
-            if self._pool_of_op[t.op] != pool:  # to a thread's queue in its own executor, never inline
-                self._pool[self._members[self._pool_of_op[t.op]][0]].append(t)
+        if len(mine) < len(now_ready):
+            for t in now_ready:
+                if self._pool_of_op[t.op] != pool:  # to a thread's queue in its own executor, never inline
+                    self._pool[self._members[self._pool_of_op[t.op]][0]].append(t)
         if issuer is None:
             return
         ran = not task.dead or self._transmits[task.op]

@@ -283,9 +283,10 @@ class _Host(FullyShardHooks[str]):
             self._op(turns[k], place, record)
             if done[k] == len(work) and self.in_turn:
                 self._end(turns[k])
-        for name in self.names if not self.in_turn else ():
+        if not self.in_turn:
             self.modules = turns[-1].named
-            self.reduce(name)
+            for name in self.names:
+                self.reduce(name)
         self.program.update(self.reduced)
         return self.program.graph()
 

@@ -183,9 +183,10 @@ class TensorPlan:
                 return f"it feeds {reader.name!r} ({reader.kind}), which needs all of it"
             elif reader.attributes.get("heads", self.t) % self.t:
                 return f"{reader.attributes['heads']} heads cannot be shared by {self.t} ranks"
-            for other, _ in reader.inputs if reader in local else ():
-                if other not in made and other in self.trained and other not in self.records.externals:
-                    return f"it meets {other!r}, which is not split"
+            if reader in local:
+                for other, _ in reader.inputs:
+                    if other not in made and other in self.trained and other not in self.records.externals:
+                        return f"it meets {other!r}, which is not split"
         return None
 
     def _uneven(self, name: str, role: str) -> str | None:

@@ -91,10 +91,10 @@ class Partition:
         # As TensorFlow lowers loops, enters and next_iterations are on the device of the merge they feed:
         # a loop closes on one device. Otherwise a Recv would ask in every iteration for a tensor that an
         # enter sends once, or a dead tensor would have no receiver.
-        for record in records.ops.values():
-            for producer in records.makers(record.inputs if record.kind == "merge" else ()):
+        for merge in (record for record in records.ops.values() if record.kind == "merge"):
+            for producer in records.makers(merge.inputs):
                 if producer.kind in ("enter", _BACK):
-                    producer.device = record.device
+                    producer.device = merge.device
         frames = [0] * len(graph) if structure is None else frames_given(graph, structure)
         cut = _Cut(records, dict(zip(graph.op_names, frames, strict=True)), bool(self.rendezvous))
         if structure is not None:

@@ -93,19 +93,20 @@ class Prune:
         if not keep:
             raise GraphError(f"graph {graph.name!r}: everything that is fetched is fed, nothing left to run")
         records.ops = {name: record for name, record in records.ops.items() if name in keep}
-        retvals = [
-            self._node(f"retval/{name}", "retval", [(fed.get(name, name), 0)], index=index)
-            for index, name in enumerate(dict.fromkeys(fetches) if self.explicit else ())
-        ]
-        used = {tensor for record in (*records.ops.values(), *retvals) for tensor, _ in record.inputs}
-        args = []
-        for index, feed in enumerate(fed.values() if self.explicit else ()):
-            given = records.externals.pop(feed)
-            if feed in used:
-                args.append(self._node(feed, "arg", [], given.nbytes, index=index))
-        records.externals = {name: given for name, given in records.externals.items() if name in used}
+        args, retvals = list[OpEntry](), list[OpEntry]()
         if self.explicit:
+            for index, name in enumerate(dict.fromkeys(fetches)):
+                retvals.append(
+                    self._node(f"retval/{name}", "retval", [(fed.get(name, name), 0)], index=index)
+                )
+        used = {tensor for record in (*records.ops.values(), *retvals) for tensor, _ in record.inputs}
+        if self.explicit:
+            for index, feed in enumerate(fed.values()):
+                given = records.externals.pop(feed)
+                if feed in used:
+                    args.append(self._node(feed, "arg", [], given.nbytes, index=index))
             self._tie(records, args, retvals)
+        records.externals = {name: given for name, given in records.externals.items() if name in used}
         return write(records)
 
     def _feed(self, records: Records, feeds: Sequence[str]) -> dict[str, str]:

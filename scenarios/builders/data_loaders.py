@@ -115,8 +115,9 @@ class DataLoadingFields(Builder):
                 batch = op(f"copy{r}", gpu, self.transfer, int(self.pin_memory), after=after, outputs=share)
             op(f"take{r}", gpu, 0, 0, after=[batch, (f"{last}{r}", 1)])
             op(f"train{r}", gpu, self.train, 0, inputs=[batch], after=[f"take{r}"])
-        for r, gpu in zip(replicas, gpus, strict=True) if self.all_reduce else ():
-            op(f"all_reduce{r}", gpu, self.all_reduce, 0, "replicas", after=[f"train{r}"])
+        if self.all_reduce:
+            for r, gpu in zip(replicas, gpus, strict=True):
+                op(f"all_reduce{r}", gpu, self.all_reduce, 0, "replicas", after=[f"train{r}"])
         return builder.build()
 
     def default_machine(self) -> Mapping[str, Any]:

@@ -139,8 +139,6 @@ class CommunicationStream:
 
     def assign(self, job: Job) -> Sequence[int]:
         """Return one stream number per op (see `sim.job.job.StreamAssignment`)."""
-        graph = job.graph
-        number = np.array(
-            [(BESIDE, HOST).index(p) + 1 if p in (BESIDE, HOST) else 0 for p in graph.phases] + [0]
-        )
-        return number[graph.phase_code]  # type: ignore[return-value]  # the last one: ops without a phase
+        number, graph = {BESIDE: 1, HOST: 2}, job.graph
+        stream = np.array([number.get(phase, 0) for phase in (*graph.phases, "")])
+        return stream[graph.phase_code]  # type: ignore[return-value]  # the last one: ops without a phase

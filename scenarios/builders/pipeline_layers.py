@@ -37,13 +37,11 @@ def profile_layers(profile: Sequence[LayerProfile]) -> list[PipelineStage]:
     for i, layer in enumerate(profile):
         for name in layer.predecessors:
             last_use[index[name]] = max(last_use[index[name]], i)
-    outputs = [sum(layer.activation_bytes) for layer in profile]
+    outputs = [0 if layer.is_input else sum(layer.activation_bytes) for layer in profile]
     return [
         PipelineStage(
             StageTimes(forward=layer.forward_ns, backward=layer.backward_ns),
-            boundary_nbytes=sum(
-                outputs[a] for a in range(k + 1) if last_use[a] > k and not profile[a].is_input
-            ),
+            boundary_nbytes=sum(n for n, last in zip(outputs[: k + 1], last_use, strict=False) if last > k),
             activation_nbytes=outputs[k],
             parameter_nbytes=layer.parameter_bytes,
             gradient_nbytes=layer.parameter_bytes,
@@ -85,12 +83,13 @@ def graph_layers(
     consumers = graph.consumers.lists()
     parameters = [0] * len(order)
     for tensor, readers in enumerate(consumers):
+        if not readers:
+            continue
         places = [position[op] for op in readers]
         if produced[tensor] != UNSET:
-            made = position[produced[tensor]]
-            crossing[made] += nbytes[tensor] if readers else 0
-            crossing[max(places, default=made)] -= nbytes[tensor] if readers else 0
-        elif graph.tensor_role[tensor] == Role.PARAMETER and places:
+            crossing[position[produced[tensor]]] += nbytes[tensor]
+            crossing[max(places)] -= nbytes[tensor]
+        elif graph.tensor_role[tensor] == Role.PARAMETER:
             parameters[min(places)] += nbytes[tensor]
     boundaries = list(accumulate(crossing))
     outputs = [sum(nbytes[t] for t in graph.outputs.row(op).tolist()) for op in order]
@@ -122,9 +121,9 @@ def balance_of(layers: Sequence[PipelineStage], stages: int, plan: str | Sequenc
     InputError
         The balance does not fit, or there are more stages than layers.
     """
-    costs = layer_costs(layers)
     if not isinstance(plan, str):
         return check_balance(plan, len(layers))
+    costs = layer_costs(layers)
     if plan == "size":
         return by_size(costs, stages)
     planners = {"time": block_partition, "block": block_partition, "min-max": min_max}

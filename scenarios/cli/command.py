@@ -111,7 +111,9 @@ class _Verb(TyperCommand):
                 read += names
             elif param.metavar in _WRITTEN:
                 written |= {os.path.realpath(name): f"{param.opts[0]} {name}" for name in names}
-        for name in read if any(map(os.path.isfile, written)) else ():
+        if not any(map(os.path.isfile, written)):
+            return
+        for name in read:
             for path, whose in ((name, "which is read"), *_named_in(name)):
                 if (option := written.get(os.path.realpath(path))) is not None:
                     raise InputError(f"{option}: would write over {path}, {whose}")

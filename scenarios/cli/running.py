@@ -36,7 +36,7 @@ _QUIET_S: Final = 10.0
 
 
 @contextmanager
-def progress(what: str, *, after_s: float = 1.0, every_s: float = 1.0) -> Iterator[None]:
+def progress(what: str, *, after_s: float = 1.0) -> Iterator[None]:
     """Report on stderr what is being done, and for how long, once it has taken `after_s` seconds.
 
     On a terminal, one line is updated and erased at the end; elsewhere a single line is written.
@@ -45,11 +45,11 @@ def progress(what: str, *, after_s: float = 1.0, every_s: float = 1.0) -> Iterat
     ----------
     what : str
         ``"simulating in-order"``.
-    after_s, every_s : float
-        Time until the first report, and between updates, in seconds.
+    after_s : float
+        Time until the first report, in seconds.
     """
     done = threading.Event()
-    thread = threading.Thread(target=_tell, args=(what, done, after_s, every_s), daemon=True)
+    thread = threading.Thread(target=_tell, args=(what, done, after_s), daemon=True)
     thread.start()
     try:
         yield
@@ -58,7 +58,7 @@ def progress(what: str, *, after_s: float = 1.0, every_s: float = 1.0) -> Iterat
         thread.join()
 
 
-def _tell(what: str, done: threading.Event, after_s: float, every_s: float) -> None:
+def _tell(what: str, done: threading.Event, after_s: float) -> None:
     begun = time.monotonic()
     if done.wait(after_s):
         return
@@ -69,7 +69,7 @@ def _tell(what: str, done: threading.Event, after_s: float, every_s: float) -> N
         return
     while True:
         print(f"\r{what} ... {time.monotonic() - begun:.0f} s", end="", file=stream, flush=True)
-        if done.wait(every_s):
+        if done.wait(1.0):
             print(f"\r{' ' * (len(what) + 20)}\r", end="", file=stream, flush=True)
             return
 

@@ -164,8 +164,8 @@ def print_what_ifs(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> N
     )
     for tried in (True, False):
         notes: dict[str, list[str]] = {}
-        for row in rows:
-            for note in row["notes"] if (row["makespan_ns"] is not None) == tried else ():
+        for row in (row for row in rows if (row["makespan_ns"] is not None) == tried):
+            for note in row["notes"]:
                 notes.setdefault(note, []).append(row["label"])
         for note, labels in notes.items():
             print(f"{'' if tried else 'not tried: '}{', '.join(labels)}: {note}")

@@ -193,8 +193,9 @@ class CauseFields(EventFields):
         if not found:
             with error_path(kind):
                 raise UnknownNameError(kind, pattern, names[kind])
-        for k in found if kind == "link" else ():
-            _refuse_steady(machine.links[k])
+        if kind == "link":
+            for k in found:
+                _refuse_steady(machine.links[k])
         at = tuple((time_ns, place) for time_ns in self.at or () for place in range(len(found)))
         mtbf_ns = None if self.mtbf is None else Fraction(self.mtbf)
         return {"kind": kind, "parts": found, "at": at, "mtbf_ns": mtbf_ns}

@@ -76,8 +76,10 @@ def _keys(value: Any) -> Iterator[Any]:
     """Yield every key in a value."""
     if isinstance(value, dict):
         yield from value
-    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _keys(below)
+        value = [*value.values()]
+    if isinstance(value, list):
+        for below in value:
+            yield from _keys(below)
 
 
 def _read(value: Any) -> BaseModel:

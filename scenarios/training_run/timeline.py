@@ -72,10 +72,12 @@ def _of_worker(
     ends = [start for start, _ in changes[1:]] + [life.end_ns]
     starts = [start for _, start, _ in life.timeline]
     for (start, state), end in zip(changes, ends, strict=True):
-        if start < end and state != "job":
-            yield state, start, end
+        if state != "job":
+            if start < end:
+                yield state, start, end
+            continue
         meanwhile = slice(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end))
-        for each, a, b in life.timeline[meanwhile] if state == "job" else ():
+        for each, a, b in life.timeline[meanwhile]:
             while slow and slow[0][1] <= a:  # over
                 slow.popleft()
             computes = each in ("computing", "redoing")

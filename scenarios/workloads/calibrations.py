@@ -74,7 +74,9 @@ class FabricFields(Strict):
         known = ("default", *get_args(CollectiveKind))
         for name in ("efficiency", "latency", "fixed"):
             given = getattr(self, name)
-            for key in given if isinstance(given, dict) else ():
+            if not isinstance(given, dict):
+                continue
+            for key in given:
                 kind = key if name == "latency" else key.partition("/")[0]
                 if kind not in known:
                     raise fault(f"unknown kind of collective {kind!r}{hint(kind, known)}", (name, key))

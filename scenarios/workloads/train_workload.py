@@ -403,12 +403,13 @@ def _training(fields: TrainFields, document: Document) -> Training:
             order=tuple(parallel.order),
             node=fields.node or calibration.node,
         )
-    overlap = [*fields.overlap] if isinstance(fields.overlap, list) else ["dp"] * fields.overlap
+    overlap = [*fields.overlap] if isinstance(fields.overlap, list) else ["dp"] if fields.overlap else []
     _check_effects(fields, model, overlap, dtype)
     _tell_unused_fabrics(fields.calibration, layout)
     _tell_order(fields, layout)
-    for key in _of_exchanges(fields, overlap) if layout.ep == 1 else ():
-        warnings.warn(f"{key} has no effect: with parallel.ep: 1 no token leaves its rank", stacklevel=2)
+    if layout.ep == 1:
+        for key in _of_exchanges(fields, overlap):
+            warnings.warn(f"{key} has no effect: with parallel.ep: 1 no token leaves its rank", stacklevel=2)
     graphs = [] if isinstance(fields.cuda_graph, str) else fields.cuda_graph
     packed = [fields.sequence] if isinstance(fields.sequence, int) else fields.sequence
     training = Training(
@@ -460,8 +461,8 @@ def _training(fields: TrainFields, document: Document) -> Training:
 
 def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection[str], dtype: str) -> None:
     """Raise if a field has no effect."""
-    for key in _of_exchanges(fields, overlap) if not model.experts else ():
-        raise InputError("has no effect: the model has no experts", path=(key.partition(":")[0],))
+    if not model.experts and (given := _of_exchanges(fields, overlap)):
+        raise InputError("has no effect: the model has no experts", path=(given[0].partition(":")[0],))
     if any(fields.wide_layers) and dtype in _IN_16_BITS:
         raise InputError(f"has no effect: all products are in {dtype}", path=("wide_layers",))
     if sum(fields.wide_layers) >= model.layers:
@@ -498,8 +499,8 @@ def _tell_order(fields: TrainFields, layout: ParallelLayout) -> None:
 
 def _of_exchanges(fields: TrainFields, overlap: Collection[str]) -> list[str]:
     """Return the settings given for tokens that are sent to experts on other ranks."""
-    given = {"dispatcher": "dispatcher" in fields.model_fields_set, "overlap: ep": "ep" in overlap}
-    return [name for name, is_given in given.items() if is_given]
+    dispatcher = ["dispatcher"] if "dispatcher" in fields.model_fields_set else []
+    return [*dispatcher, "overlap: ep"] if "ep" in overlap else dispatcher
 
 
 def _replicas(fields: TrainFields) -> int:

@@ -429,8 +429,9 @@ def _visits(of: Training, waits: Callable[[CheckpointUnit], tuple[float, float]]
             visit(_Visit(name, weights, timed.forward.held_up(wait), "F", unit))
             wait = 0.0
     for unit, runs, (_, wait) in reversed(units):
-        for name, weights, timed in runs if unit.checkpointed else ():
-            visit(_Visit(f"{name} again", weights, timed.forward, "R", unit))
+        if unit.checkpointed:
+            for name, weights, timed in runs:
+                visit(_Visit(f"{name} again", weights, timed.forward, "R", unit))
         for name, weights, timed in reversed(runs):
             visit(_Visit(f"{name} back", weights, timed.backward.held_up(wait), "B", unit))
             wait = 0.0
@@ -470,9 +471,8 @@ class _ZeroThreeWriter(StepWriter):
             self.computed = (self.visit(visit, messages, arrived),)
             if not visit.weights:
                 continue
-            for each, size in visit.weights.items() if visit.phase == "B" else ():
-                if self.last[each] != at:
-                    continue
+            ready = [size for each, size in visit.weights.items() if self.last[each] == at]
+            for size in ready if visit.phase == "B" else []:
                 if held + size > _REDUCE_BUCKET and held:
                     self.scatter(held)
                     held = 0

@@ -121,9 +121,10 @@ def texts(values: Sequence[Any], key: str) -> Sequence[str]:
 
 def all_arguments(values: Sequence[Any]) -> Sequence[Fields]:
     """Return the ``args`` of events, like `arguments`."""
-    for value in values if not {*map(type, values)} <= {dict} else ():
-        if not isinstance(_there(value, "args"), dict):
-            raise ValueError(f"args is no object but {value!r:.40}")
+    if not {*map(type, values)} <= {dict}:
+        for value in values:
+            if not isinstance(_there(value, "args"), dict):
+                raise ValueError(f"args is no object but {value!r:.40}")
     return values
 
 

@@ -105,9 +105,10 @@ def _first_wrong(path: StrPath) -> InputError:
     """Return the error for the first invalid event of a trace."""
     before = 0
     for events in lists(path, "a trace", "traceEvents", {}, columns.parse_events):
-        for n, event in enumerate(events if _wrong(events) else ()):
-            if reason := _wrong([event]):
-                return InputError(f"{path}: traceEvents[{before + n}]{_event_name(event)}: {reason}")
+        if _wrong(events):
+            for n, event in enumerate(events, before):
+                if reason := _wrong([event]):
+                    return InputError(f"{path}: traceEvents[{n}]{_event_name(event)}: {reason}")
         before += len(events)
     raise AssertionError("no event is wrong by itself")
 
@@ -185,7 +186,9 @@ def _trace(
 
 def _add_messages(tasks: list[GpuTask], taken_by: Mapping[int, tuple[str, int]]) -> None:
     """Add the bytes of collectives that are not noted with their kernels."""
-    for i, task in enumerate(tasks if taken_by else ()):
+    if not taken_by:
+        return
+    for i, task in enumerate(tasks):
         if task.communicates and task.message == (0, 0) and task.correlation in taken_by:
             nbytes = columns.bytes_exchanged(*taken_by[task.correlation], task.group_size)
             tasks[i] = task._replace(message=nbytes)
@@ -198,8 +201,10 @@ def _add_sizes(
     around: Mapping[int, tuple[str, int]],
 ) -> None:
     """Add the sizes of the operator (from `inputs`) around a launch to the longest of its kernels."""
+    if not around:
+        return
     longest: dict[int, int] = {}
-    for i, task in enumerate(tasks if around else ()):
+    for i, task in enumerate(tasks):
         name, n = around.get(task.correlation, ("", UNSET))
         if name and operators[i] == name:
             longest[n] = max(longest.get(n, i), i, key=lambda at: tasks[at].duration_ns)
