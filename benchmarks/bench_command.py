@@ -171,7 +171,7 @@ CASES = {
         partial(cluster, ranks=1024, machine=H100, more=ALL, model="formula"), 1024 * 1037, 15, 1.75
     ),
     "64 ranks, flows": Large(
-        partial(cluster, ranks=64, machine=H100, more=ALL, model="flows"), 64 * 4662, 36, 0.32
+        partial(cluster, ranks=64, machine=H100, more=ALL, model="flows"), 64 * 4662, 27, 0.34
     ),
     "16,384 ranks, folded": Large(partial(cluster, ranks=16384, machine=PLAIN, more=SLOW), 16384, 170, 0.15),
     "16,384 in 2,048 nodes": Large(partial(cluster, ranks=16384, machine=DGX, more=FOLDED), 16384, 170, 0.15),

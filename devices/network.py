@@ -108,7 +108,7 @@ class Turnstile(Generic[T]):
 # Flows that share links max-min fairly, advanced from change to change.
 #
 #     a flow comes or goes ──► the links it uses are marked
-#                              at the end of the instant, once: the connected component of marked links
+#                              at the end of the instant, once: each connected component of marked links
 #                              (routes that use them, links those use, ...) gets new rates; where a rate is
 #                              another one, virtual time is brought up to date and the next end predicted anew
 #
@@ -198,26 +198,27 @@ class FairFlows:
         """Set new rates for all routes connected, even indirectly, with the marked links."""
         marked, self._marked = self._marked, []
         self._stamp += 2
-        links, routes = self._component(marked, self._stamp - 1)
-        fill(links, self._stamp)
         now = self._context.now_ns
-        for route in routes:
-            if route.stale or route.share != route.rate:
-                queue = route.queue
-                queue.advance(now)
-                queue.set_speed(*route.share)
-                route.rate, route.stale = route.share, False
-                route.end_ns = -1
-                if route.share[0]:  # otherwise it stands still
-                    route.end_ns = queue.next_end_ns()
-                    heapq.heappush(self._ends, (route.end_ns, route.index, route))
+        for link in marked:
+            links, routes = self._component(link, self._stamp - 1)
+            fill(links, self._stamp)
+            for route in routes:
+                if route.stale or route.share != route.rate:
+                    queue = route.queue
+                    queue.advance(now)
+                    queue.set_speed(*route.share)
+                    route.rate, route.stale = route.share, False
+                    route.end_ns = -1
+                    if route.share[0]:  # otherwise it stands still
+                        route.end_ns = queue.next_end_ns()
+                        heapq.heappush(self._ends, (route.end_ns, route.index, route))
         self._predict()
 
-    def _component(self, marked: list[SharedLink], stamp: int) -> tuple[list[SharedLink], list[Route]]:
-        """Return the links with flows and the routes that are connected with the marked links."""
+    def _component(self, marked: SharedLink, stamp: int) -> tuple[list[SharedLink], list[Route]]:
+        """Return the links with flows and the routes connected with a link; none if `stamp` has seen it."""
         links: list[SharedLink] = []
         routes: list[Route] = []
-        todo = marked
+        todo = [marked]
         while todo:
             link = todo.pop()
             if link.seen == stamp or not link.flows:
