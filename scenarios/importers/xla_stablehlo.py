@@ -195,7 +195,7 @@ class _Lines:
         made: dict[str, Any] = {}
         operands = _operands(_VALUE.findall(before))
         if opcode == "while":
-            operands = _operands(found[1:] for found in _LOOP.findall(before))
+            operands = _operands(found[1:] for found in _LOOP.findall(before)) or operands
         elif opcode == "reduce" and not before.startswith(", "):
             operands = [*operands[::2], *operands[1::2]]
         _keep(name, opcode, before, types, made)

@@ -374,6 +374,31 @@ def test_a_loop_may_have_attributes(load):
     assert load(told).flops.tolist() == load(text).flops.tolist()
 
 
+GENERIC_LOOP = """\
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %c = stablehlo.constant dense<0> : tensor<i32>
+  %0:2 = "stablehlo.while"(%c, %x) ({
+  ^bb0(%i: tensor<i32>, %y: tensor<4xf32>):
+    %n = stablehlo.constant dense<3> : tensor<i32>
+    %1 = stablehlo.compare LT, %i, %n, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %1 : tensor<i1>
+  }, {
+  ^bb0(%i: tensor<i32>, %y: tensor<4xf32>):
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %2 = stablehlo.add %i, %one : tensor<i32>
+    %3 = stablehlo.sine %y : tensor<4xf32>
+    stablehlo.return %2, %3 : tensor<i32>, tensor<4xf32>
+  }) : (tensor<i32>, tensor<4xf32>) -> (tensor<i32>, tensor<4xf32>)
+  return %0#1 : tensor<4xf32>
+}
+"""
+
+
+def test_a_loop_may_be_in_the_generic_form_of_mlir(load):
+    assert load(GENERIC_LOOP).kinds == ("sin",)
+    assert load(GENERIC_LOOP).flops.tolist() == [4, 4, 4]
+
+
 def test_quantized_tensors_have_the_bytes_of_what_they_store(load):
     text = "module {\nfunc.func @main(%x: tensor<8x4xf32>) -> tensor<8x4xi8> {\n"
     for made in ("i8:f32, 0.5:-3", "i8:f32:1, {0.1:-30, 0.5, 0.2, 0.3}"):
