@@ -110,7 +110,8 @@ def _divide_threads(
             many = " and ".join(map(str, wanted))
             raise InputError(
                 f"tensorflow-executor: pools of {many} threads need {sum(wanted)} workers, and the CPU has "
-                f"{len(threads)}; give it workers: {sum(wanted)}, or ask for fewer threads"
+                f"{len(threads)}; give it workers: {sum(wanted)}, or ask for fewer threads",
+                path=("session_inter_op_thread_pool" if sizes else "inter_op_parallelism_threads",),
             )
         ends = accumulate(wanted, initial=0)
         members += [[thread.index for thread in threads[a:b]] for a, b in pairwise(ends)]
@@ -121,7 +122,8 @@ def _divide_threads(
             chosen = sessions[name] if per_session else pools.get(op, 0)
         if several[group] and not per_session and chosen >= len(sizes):
             message = f"session {name!r} chooses inter_op_thread_pool {chosen!r}"
-            raise InputError(f"{message}; there are {len(sizes)}, counted from 0")
+            told = f"{message}; there are {len(sizes)}, counted from 0"
+            raise InputError(told, path=("session_inter_op_thread_pool",))
         of_op.append(first_pool[group] + chosen)
     of_thread = {thread: pool for pool, own in enumerate(members) for thread in own}
     return members, of_op, [of_thread.get(issuer.index, -1) for issuer in issuers]

@@ -299,7 +299,8 @@ class StreamStacks(_KeepOrQueue):
             if self.blocking_threads >= len(members):
                 raise InputError(
                     f"tfrt: blocking_threads is {self.blocking_threads}, and the CPU has {len(members)} "
-                    "workers; leave one at least for ops that do not block (workers gives it more)"
+                    "workers; leave one at least for ops that do not block (workers gives it more)",
+                    path=("blocking_threads",),
                 )
             may_block[members[-self.blocking_threads :]] = 1
         of_issuer = 2 * np.array([issuer.group for issuer in issuers]) + may_block

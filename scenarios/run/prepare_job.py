@@ -340,12 +340,9 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
                 raise document.wrong(UnknownNameError("model", str(at[-1]), models), at)
 
 
-_KEYS: Final = (("linearize",), ("streams",), ("placement",), ("plan",), ("machine",))
-
-
 def _names_key(error: InputError | InfeasibleError) -> TypeGuard[InputError]:
-    """Whether a decision before the run (`sim.job.job.Job.order`, `lane`), a plan or the network raised."""
-    return isinstance(error, InputError) and error.path[:1] in _KEYS
+    """Whether a policy, another decision (`sim.job.job.Job.order`, `lane`) or the network names a key."""
+    return isinstance(error, InputError) and bool(error.path)
 
 
 def has_place(error: InputError | InfeasibleError) -> bool:

@@ -26,6 +26,9 @@ MISTAKES = {
         .replace("{duration: 20us,", "{duration: 20us, attributes: {cores: 0},"),
         "{file}:8:45: workload.ops.b.attributes.cores: ",
     ),
+    "only the policy sees it": (
+        changed("ready-queue", "tfrt, blocking_threads: 2"), "{file}:11:40: policy.blocking_threads: "
+    ),
     "bomb": ("a: &a [x, x]\nb: &b [" + "*a, " * 9000 + "]\n", "{file}:2:"),
     "no op": (GOOD.partition("  ops:")[0] + "  ops: {}\n", "{file}:6:8: workload.ops: is empty"),
     "binary": ("\x00\x01\x02", "{file}: is a binary file, not a scenario (YAML text)"),
