@@ -228,7 +228,7 @@ class Schedule:
     @property
     def in_flight(self) -> int:
         """Most inference micro-batches allowed between first and last stage."""
-        return self.meta.get("in_flight") or self.micro_batches
+        return min(self.meta.get("in_flight") or self.micro_batches, self.micro_batches)
 
     @property
     def stage_to_rank(self) -> Placement:

@@ -145,7 +145,7 @@ policy: forward-only
 @pytest.mark.parametrize("copy_streams", ["true", "false"])
 @pytest.mark.parametrize(
     ("in_flight", "makespan_ms", "median_ms", "most_ms"),
-    [(1, 352, 22, 22), (2, 186, 22, 27), (3, 172, 30, 32)],
+    [(1, 352, 22, 22), (2, 186, 22, 27), (3, 172, 30, 32), (10**30, 172, 62, 97)],
 )
 def test_micro_batches_in_flight_are_limited(
     tmp_path: Path, in_flight: int, makespan_ms: int, median_ms: int, most_ms: int, copy_streams: str
