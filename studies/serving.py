@@ -1,16 +1,15 @@
-"""``python -m studies.serving DATA [--tables FOLDER]``: predicted and measured latencies of served models.
+"""``python -m studies.serving DATA [--replay FOLDER]``: predicted and measured latencies of served models.
 
-DATA holds ``cluster/serving_silicon.csv.gz`` and ``cluster/serving_vllm``. Each measured point is predicted
+DATA holds ``cluster/serving_silicon.csv.gz``. Each measured point is predicted
 as a user would do it, and nothing is fitted. What the points leave open is assumed, once for all: requests
 come as InferenceMAX sends them (lengths from four fifths to all, three times as many as are in flight), keys
-and values are in fp8 if products are. With a folder of LLMServingSim's tables (``Qwen/Qwen3-32B/tp2``) its
-recorded run is replayed, too.
+and values are in fp8 if products are. With a checkout of casys-kaist/LLMServingSim two of its recorded runs
+are replayed, too.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -94,47 +93,53 @@ def judge_offline(*batches: int) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["model", "batch", "measured", "predicted", "error"])
 
 
-def replay(folder: Path, tables: Path) -> pd.DataFrame:
-    """Return measured and predicted means of a recorded run, replayed with tables of its kernels."""
-    trace = folder / "requests.jsonl"
-    rows = pd.DataFrame(json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines())
-    # align the two clocks of a recording where the first request is queued
-    sent = rows.arrival_time - rows.arrival_time[0] + rows.queued_ts[0]
-    measured = {
-        "ttft": (rows.first_token_ts - sent).mean(),
-        "tpot": ((rows.last_token_ts - rows.first_token_ts) / (rows.output_toks - 1)).mean(),
-        "e2el": (rows.last_token_ts - sent).mean(),
-    }
-    pcie = {"bandwidth": "16GB/s", "latency": {"default": "10us"}}
-    told = served(
-        {
-            "workload": {
-                "serving": {
-                    "model": {"name": "llama3-70b", "layers": 64, "hidden": 5120},
-                    "calibration": {"device": "rtx-pro-6000", "node": pcie, "network": pcie},
-                    "parallel": {"tp": 2},
-                    "kv": {"blocks": 24628},
-                    "step": {"table": os.path.relpath(tables, folder)},
-                    "requests": {"trace": trace.name},
-                }
-            },
-            "policy": {"name": "vllm-0.19", "max_num_seqs": 128, "max_num_batched_tokens": 2048},
-        },
-        folder,
-    )
-    found = [(name, 1000 * ms, told[f"mean_{name}_ms"]) for name, ms in measured.items()]
-    return pd.DataFrame(found, columns=["metric", "measured", "predicted"]).assign(
+_PCIE = {"bandwidth": "16GB/s", "latency": {"default": "10us"}}
+REPLAYS: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-32B": {
+        "model": {"name": "llama3-70b", "layers": 64, "hidden": 5120},
+        "calibration": {"device": "rtx-pro-6000", "node": _PCIE, "network": _PCIE},
+        "parallel": {"tp": 2},
+        "kv": {"blocks": 24628},
+    },
+    "meta-llama/Llama-3.1-8B": {"model": "llama3-8b", "parallel": {"tp": 1}, "kv": {"blocks": 30000}},
+}
+"""Models of LLMServingSim's recorded runs on RTX PRO 6000 -> what else the scenario says."""
+
+
+def replay(checkout: Path) -> pd.DataFrame:
+    """Return measured and predicted means of recorded runs, replayed with tables of their kernels.
+
+    The trace is that which the benchmark sent: its token ids say which prompts begin alike.
+    """
+    found = []
+    for name, serving in REPLAYS.items():
+        folder = checkout / "bench/examples/RTXPRO6000" / name.split("/")[1] / "vllm"
+        rows = pd.read_json(folder / "requests.jsonl", lines=True, convert_dates=False)
+        # align the two clocks of a recording where the first request is queued
+        sent = rows.arrival_time - rows.arrival_time[0] + rows.queued_ts[0]
+        measured = {
+            "ttft": (rows.first_token_ts - sent).mean(),
+            "tpot": ((rows.last_token_ts - rows.first_token_ts) / (rows.output_toks - 1)).mean(),
+            "e2el": (rows.last_token_ts - sent).mean(),
+        }
+        table = f"profiler/perf/RTXPRO6000/{name}/bf16/tp{serving['parallel']['tp']}"
+        trace = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["dataset_path"]
+        whole = {**serving, "step": {"table": table}, "requests": {"trace": trace}}
+        policy = {"name": "vllm-0.19", "max_num_seqs": 128, "max_num_batched_tokens": 2048}
+        told = served({"workload": {"serving": whole}, "policy": policy}, checkout)
+        found += [(name, metric, 1000 * s, told[f"mean_{metric}_ms"]) for metric, s in measured.items()]
+    return pd.DataFrame(found, columns=["model", "metric", "measured", "predicted"]).assign(
         error=lambda of: of.predicted / of.measured - 1
     )
 
 
 def main(
     data: Path,
-    tables: Annotated[Path | None, typer.Option(help="measured kernels of the recorded run")] = None,
+    checkout: Annotated[Path | None, typer.Option("--replay", help="a checkout of LLMServingSim")] = None,
 ) -> None:
     """Judge served latencies of a folder of data, and print the tables."""
-    if tables is not None:
-        print(replay(data / "cluster/serving_vllm/RTXPRO6000_Qwen3-32B", tables).to_string())
+    if checkout is not None:
+        print(replay(checkout).to_string())
     print(judge_offline().round(3).to_string(index=False))
     found = judge_points(data / "cluster/serving_silicon.csv.gz")
     print(found.round(3).to_string(index=False))
