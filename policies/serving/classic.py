@@ -29,6 +29,8 @@ from policies.serving.kv_blocks import KvBlocks
 class Static(Batcher):
     """A batch is admitted when nothing runs, and runs until its last request has ended: FasterTransformer."""
 
+    joins = False
+    """Whether waiting requests join those that run."""
     whole = True
     """Whether a request owns the blocks of the longest sequence from the beginning."""
 
@@ -39,10 +41,10 @@ class Static(Batcher):
 
     def fill(self, step: Step) -> None:
         """Say who takes part in a step."""
-        if self.running:
-            step.tokens |= {request: request.left for request in self.running}
-        else:
+        before = list(self.running)
+        if self.joins or not before:
             self.admit(step)
+        step.tokens |= {request: request.left for request in before}
 
     def admit(self, step: Step, budget: int = sys.maxsize, *, whole: bool = True) -> None:
         """Admit waiting requests in order, each with its prompt (not `whole`: as much as fits)."""
@@ -70,11 +72,7 @@ class Static(Batcher):
 class Orca(Static):
     """In every step all running requests decode, and waiting ones join with their whole prompt."""
 
-    def fill(self, step: Step) -> None:
-        """Say who takes part in a step."""
-        before = list(self.running)
-        self.admit(step)
-        step.tokens |= {request: request.left for request in before}
+    joins = True
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

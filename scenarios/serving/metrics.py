@@ -159,8 +159,8 @@ def measured_metrics(path: Path, limits: Mapping[str, int]) -> dict[str, Any]:
     InputError
         The file has another format, or a value is wrong.
     """
+    rows = pd.DataFrame([row for _, row in read_rows(path)])
     with in_file(path):
-        rows = pd.DataFrame([row for _, row in read_rows(path)])
         try:
             if {"request_throughput", "mean_ttft_ms"} <= {*rows}:
                 return _of_vllm(rows.iloc[-1].to_dict(), limits)

@@ -20,11 +20,9 @@ ai-dynamo/dynamo and aiperf, casys-kaist/LLMServingSim.
 
 from __future__ import annotations
 
-import csv
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -48,7 +46,7 @@ from scenarios.file.document import Document
 from scenarios.file.faults import input_error
 from sim.base.arrays import LATEST_NS, MOST_BUILT, MOST_TASKS, IntArray, at_most
 from sim.base.errors import InputError, error_path, in_file
-from sim.base.files import loads_once, read_bytes
+from sim.base.files import loads_once, read_table, read_text
 from sim.base.units import NS_PER_S, parse_rate
 
 Row = dict[str, Any]
@@ -259,22 +257,21 @@ def read_requests(path: Path, count: int | None = None) -> list[Request]:
     made: dict[str, Request] = {}
     turns: dict[str | int, Request] = {}
     dropped = 0
-    with in_file(path):
-        for number, (line, row) in enumerate(islice(_each_request(path), count)):
-            with in_file(f"line {line}"):
-                model = _OurRow if "arrival" in row else _Row
-                try:
-                    request = model.model_validate(row).request(f"r{number}", turns)
-                except ValidationError as error:
-                    raise input_error(error, model, row) from None
-                if not request.output:
-                    dropped += 1
-                elif not request.prompt:
-                    raise InputError("an answer to a prompt without tokens")
-                elif made.setdefault(request.id, request) is not request:
-                    raise InputError(f"there is a request {request.id!r} before")
-        if not made:
-            raise InputError("has no request that was answered")
+    for number, (where, row) in enumerate(islice(_each_request(path), count)):
+        with in_file(where):
+            model = _OurRow if "arrival" in row else _Row
+            try:
+                request = model.model_validate(row).request(f"r{number}", turns)
+            except ValidationError as error:
+                raise input_error(error, model, row) from None
+            if not request.output:
+                dropped += 1
+            elif not request.prompt:
+                raise InputError("an answer to a prompt without tokens")
+            elif made.setdefault(request.id, request) is not request:
+                raise InputError(f"there is a request {request.id!r} before")
+    if not made:
+        raise InputError(f"{path}: has no request that was answered")
     if dropped:
         warnings.warn(f"{path}: leaves out requests without an answer: {dropped:,}", stacklevel=2)
     first = min(each.arrival_ns for each in made.values() if each.after is None)
@@ -283,33 +280,32 @@ def read_requests(path: Path, count: int | None = None) -> list[Request]:
     return sorted(made.values(), key=lambda each: each.arrival_ns)
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the line number and content of each row of a JSONL or CSV file."""
-    text = read_bytes(path).decode("utf-8-sig", "replace")
+def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield the place and content of each row of a JSONL or CSV file."""
+    text = read_text(path)
     if not text.lstrip().startswith("{"):
-        table = csv.DictReader(StringIO(text))
-        yield from ((table.line_num, row) for row in table)
+        yield from read_table(path)[1]
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
+            where = f"{path}:{number}"
             try:
                 row = loads_once(line)
             except (ValueError, RecursionError) as error:
-                raise InputError(f"line {number}: not JSON: {error}") from None
+                raise InputError(f"{where}: not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise InputError(f"line {number}: should be an object, not {line[:40]!r}")
-            yield number, row
+                raise InputError(f"{where}: should be an object, not {line[:40]!r}")
+            yield where, row
 
 
-def _each_request(path: Path) -> Iterator[tuple[int, Row]]:
+def _each_request(path: Path) -> Iterator[tuple[str, Row]]:
     """Yield the rows of a trace; vLLM's result has lists, and is a row for each of its requests."""
-    for line, row in read_rows(path):
+    for where, row in read_rows(path):
+        rows = [row]
         if row.keys() >= set(_LISTS):
-            with in_file(f"line {line}"):
+            with in_file(where):
                 rows = unzip(row, _LISTS)
-            yield from ((line, each) for each in rows)
-        else:
-            yield line, row
+        yield from ((where, each) for each in rows)
 
 
 def unzip(row: Row, columns: Sequence[str]) -> list[Row]:

@@ -196,7 +196,8 @@ class ServingFields(Strict):
     @model_validator(mode="after")
     def _check_timing(self) -> ServingFields:
         measured = self.step is not None and self.step.table is not None
-        if self.step is None and (self.model is None or self.calibration is None):
+        priced = self.model is not None and self.calibration is not None
+        if not (self.step or priced):
             raise fault("needs model and calibration, or step: what a step takes")
         if self.step is not None and not measured and self.model is not None:
             raise fault("has no effect beside step, which says what a step takes", ("model",))
@@ -204,9 +205,9 @@ class ServingFields(Strict):
             raise fault("tables are of a layer: give the model, whose layers are counted", ("step", "table"))
         if measured and self.parallel.tp > 1 and self.calibration is None:
             raise fault("needs a calibration: it says what GPUs send one another", ("parallel", "tp"))
-        if self.kv.blocks is None and (self.model is None or self.calibration is None):
+        if not (self.kv.blocks or priced):
             raise fault("needs blocks: without model and calibration nothing else says how many", ("kv",))
-        if self.prefill is not None and (self.model is None or self.calibration is None):
+        if self.prefill and not priced:
             raise fault("needs model and calibration: they say how many bytes a token takes", ("prefill",))
         return self
 

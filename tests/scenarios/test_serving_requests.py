@@ -164,7 +164,7 @@ def test_mooncake(tmp_path: Path) -> None:
 @pytest.mark.parametrize("output", [[3, 0], 3, None])
 def test_lists_of_vllm_that_are_of_another_length_are_refused(output: Any, tmp_path: Path) -> None:
     path = trace(tmp_path, json.dumps(VLLM | {"output_lens": output}))
-    with pytest.raises(InputError, match="line 1: start_times, input_lens, output_lens should be lists"):
+    with pytest.raises(InputError, match="trace:1: start_times, input_lens, output_lens should be lists"):
         read_requests(path)
 
 
@@ -224,29 +224,32 @@ def test_what_else_ours_says(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "has no request that was answered"),
-        ("a,b\n1,2\n", "line 2: has none of the columns prompt, .* tokens, input_toks, input_lens, but a, b"),
-        (MOONCAKE + "{", "line 3: not JSON"),
-        (MOONCAKE + "[1]", "not JSON|line 3: should be an object"),
-        (MOONCAKE.replace("52", '"x"'), "line 1: output_length: should be a whole number, not 'x'"),
+        (
+            "a,b\n1,2\n",
+            "trace:2: has none of the columns prompt, .* tokens, input_toks, input_lens, but a, b",
+        ),
+        (MOONCAKE + "{", "trace:3: not JSON"),
+        (MOONCAKE + "[1]", "not JSON|trace:3: should be an object"),
+        (MOONCAKE.replace("52", '"x"'), "trace:1: output_length: should be a whole number, not 'x'"),
         (
             MOONCAKE.replace('"hash_ids"', '"input_length"'),
-            "line 1: not JSON: the key 'input_length' stands twice",
+            "trace:1: not JSON: the key 'input_length' stands twice",
         ),
-        (MOONCAKE.replace('"timestamp": 30535, ', ""), "line 2: has none of the columns arrival, timestamp"),
+        (MOONCAKE.replace('"timestamp": 30535, ', ""), "trace:2: has none of the columns arrival, timestamp"),
         (
             AZURE_2023 + "\n2023-11-16 18:17:04.0319600,110",
-            "line 5: GeneratedTokens: should be a whole number",
+            "trace:5: 2 values under 3 columns",
         ),
-        (AZURE_2023.replace("4808", "0"), "line 2: an answer to a prompt without tokens"),
+        (AZURE_2023.replace("4808", "0"), "trace:2: an answer to a prompt without tokens"),
         (
             AZURE_2023.replace("2023-11-16 18:17:03", "yesterday:"),
-            "line 2: 'yest.* no date and time",
+            "trace:2: 'yest.* no date and time",
         ),
-        (BURST_GPT.replace("118.5", "nan"), "line 4: Timestamp: 'nan s' is not a number and a unit"),
-        (OURS.replace('"priority"', '"prio"'), "line 1: prio: no such key; did you mean 'p"),
-        (OURS.replace("true", '"no"'), "line 2: remote: should be true or false, not 'no'"),
-        (OURS.replace('"2ms"', "2"), "line 2: arrival: 2 has no unit"),
-        (OURS + OURS, "line 4: there is a request 'one' before"),
+        (BURST_GPT.replace("118.5", "nan"), "trace:4: Timestamp: 'nan s' is not a number and a unit"),
+        (OURS.replace('"priority"', '"prio"'), "trace:1: prio: no such key; did you mean 'p"),
+        (OURS.replace("true", '"no"'), "trace:2: remote: should be true or false, not 'no'"),
+        (OURS.replace('"2ms"', "2"), "trace:2: arrival: 2 has no unit"),
+        (OURS + OURS, "trace:4: there is a request 'one' before"),
     ],
 )
 def test_damaged_traces(tmp_path: Path, text: str, message: str) -> None:
@@ -265,7 +268,7 @@ def test_a_wrong_row_ends_a_run(tmp_path: Path) -> None:
     )
     result = sim("run", scenario)
     assert result.exit_code == 2
-    assert "line 1: output_length: should be greater than or equal to 0, not -1" in result.output
+    assert "trace:1: output_length: should be greater than or equal to 0, not -1" in result.output
 
 
 def test_turns_run_after_what_they_follow() -> None:
