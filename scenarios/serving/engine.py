@@ -87,6 +87,8 @@ class Serve:
 
     Attributes
     ----------
+    names : list of str
+        Of the engines.
     passes : DataFrame
         A row for each pass of a scheduler, in order: ``replica``, ``scheduled_ns``, ``start_ns`` and
         ``end_ns`` of its step, with numbers of ``tokens``, ``requests`` and ``chunks`` of prompts; requests
@@ -108,12 +110,6 @@ class Serve:
         """Time in ns."""
         return int(self.env.now)
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the engines."""
-        counts = {"replica": len(self.batchers), "prefill": len(self.prefill)}
-        return [f"{kind}{i}" for kind, count in counts.items() for i in range(count)]
-
     def run(self, requests: Sequence[Request], in_flight: int | None = None) -> None:
         """Serve requests until all are finished.
 
@@ -133,6 +129,8 @@ class Serve:
         self.rows, self.count, self.events = array("q"), 0, list[EngineEvent]()
         self.place = {each.id: i for i, each in enumerate(requests)}
         self.engines = [*self.batchers, *self.prefill]
+        self.names = [f"replica{i}" for i in range(len(self.batchers))]
+        self.names += [f"prefill{i}" for i in range(len(self.prefill))]
         self.turns = group_pairs((each.after, each) for each in requests if each.after is not None)
         self.loads = [0] * len(self.engines)
         self.twins: dict[Request, Request] = {}  # request → the one that computes its prompt elsewhere
@@ -282,9 +280,9 @@ def _why_stuck(replica: int, batcher: Batcher, step: Step) -> str:
     stuck = f"replica {replica} is stuck: of {n:,} unfinished requests none runs, and the "
     if head is None:
         return f"{stuck}batcher {type(batcher).__name__} does not say why (`why` and `head` of its step)"
-    if head is not None and step.why == "budget":
+    if step.why == "budget":
         return f"{stuck}first, {head.id}, has {head.left:,} tokens to compute at once: a step may have fewer"
-    if head is not None and not cache.used:
+    if not cache.used:
         return stuck + (
             f"first, {head.id}, will never fit: it was preempted, counts its outputs from 0 again, and "
             f"has {head.known:,} tokens by now, for which {cache.usable:,} blocks are too few"
