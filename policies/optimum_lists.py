@@ -66,7 +66,7 @@ _JOINS: Final = 500
 _SUMS: Final = 1 << 20
 """Most sums of half of the tasks, and most pairs of sizes of two halves, that are looked at."""
 
-_FEW: Final = 1 << 11
+_FEW: Final = 1 << 12
 """Up to so many sums, the lane of each task is looked at, and not only that of the longest one."""
 
 _WAYS: Final = 300

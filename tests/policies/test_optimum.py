@@ -130,6 +130,13 @@ def test_of_thousands_of_tasks_no_sums_are_looked_at() -> None:
     assert next(effort) == 0
 
 
+def test_the_lane_of_each_length_is_looked_at_where_there_are_some_thousand_sums() -> None:
+    """The long tasks of a workflow (nf-core/fetchngs) are whole seconds, but for one of 231 ms."""
+    short = Counter({2: 6, 1: 3, 110: 1, 231: 1, 1000: 4, 3000: 2})
+    long = Counter({4000: 5, 5000: 5, 6000: 1, 7000: 5, 8000: 1})
+    assert _least_lane(short + long, 4, 26_114, iter(range(1000))) == 26_231
+
+
 @pytest.mark.parametrize(
     ("ns", "after", "workers", "least"),
     [
