@@ -54,9 +54,10 @@ class TextLine(NamedTuple):
 
     def wrong(self, expected: str) -> NoReturn:
         """Raise an error about the line."""
-        # A file of another form may hold what no message should show.
-        shown = all(re.fullmatch(r"[-+.\w]+", word, re.ASCII) for word in self.words)
-        found = f", found {shorten(' '.join(self.words))!r}" if shown else ""
+        # A file of another form may hold what no message should show: only plain words, or what begins as a
+        # line of numbers does, is repeated.
+        text = " ".join(self.words)
+        found = f", found {shorten(text)!r}" if re.match(r"\d|[-+.\w ]*$", text, re.ASCII) else ""
         raise InputError(f"{self.path}: line {self.number}: should be {expected}{found}")
 
     def numbers(self, expected: str) -> list[int]:
@@ -116,9 +117,10 @@ class JobShop:
 
     @staticmethod
     def recognises(name: str, head: bytes) -> bool:
-        """Whether the file is one: a line of two numbers, then lines of a pair for each machine."""
-        rows = _is_shop(head)
-        return bool(rows) and len(rows[0]) == 2 and len(rows[1]) == 2 * int(float(rows[0][1]))
+        """Whether the file is one: a line of two numbers, then a pair for each machine; or by its name."""
+        if not (rows := _is_shop(head)):
+            return name.removesuffix(".gz").endswith(".jsp")
+        return len(rows[0]) == 2 and len(rows[1]) == 2 * int(float(rows[0][1]))
 
     @staticmethod
     def load(path: StrPath, *, unit: str = "1us") -> Graph:

@@ -151,11 +151,15 @@ def test_wrong_files_are_told(tmp_path: Path, text: str, name: str, message: str
 
 @pytest.mark.parametrize(
     ("text", "line", "found"),
-    [("2 2\n0 3 1 2\n1 4 0\n", 3, "1 4 0"), ("2 2\n0 3 1 -2\n1 4 0 1\n", 2, "0 3 1 -2")],
-    ids=["short", "negative"],
+    [
+        ("2 2\n0 3 1 2\n1 4 0\n", 3, "1 4 0"),
+        ("2 2\n0 3 1 -2\n1 4 0 1\n", 2, "0 3 1 -2"),
+        ("2 2\n0 3; 1 2\n1 4 0 1\n", 2, "0 3; 1 2"),
+    ],
+    ids=["short", "negative", "separated"],
 )
 def test_a_wrong_file_ends_with_2(tmp_path: Path, text: str, line: int, found: str) -> None:
-    ran = sim("run", written(tmp_path, text))
+    ran = sim("run", written(tmp_path, text, "x.jsp"))
     assert ran.exit_code == 2
     assert f"line {line}: should be MACHINE TIME for each of 2 ops, machines from 0 to 1" in ran.output
     assert f"found '{found}'" in ran.output
