@@ -76,7 +76,7 @@ def read_relative(text: Any) -> Relative | None:
     1.05 x gpipe None
     """
     found = _TIMES.fullmatch(text) if isinstance(text, str) else None
-    return found and Relative(Fraction(found[1]), found[2])
+    return None if found is None else Relative(Fraction(found[1]), found[2])
 
 
 def resolve(

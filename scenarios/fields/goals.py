@@ -75,12 +75,9 @@ class Goal(NamedTuple):
     def answer(self, rows: Sequence[Mapping[str, Any]], settings: Sequence[str] = ()) -> dict[str, Any]:
         """Return the number of answers, the best row, and the runner-up; None if there is none."""
         ranked = self.rank_answers(rows)
-        best, second = ([*(group[0] for group in alike(rows, ranked, settings)[:2]), None, None])[:2]
-        return {
-            "answers": len(ranked),
-            "best": None if best is None else rows[best],
-            "runner_up": None if second is None else rows[second],
-        }
+        firsts = [rows[group[0]] for group in alike(rows, ranked, settings)]
+        best, runner_up = (firsts[k] if k < len(firsts) else None for k in (0, 1))
+        return {"answers": len(ranked), "best": best, "runner_up": runner_up}
 
 
 def alike(

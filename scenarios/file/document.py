@@ -134,7 +134,7 @@ class Document:
         """Return the value at `loc`, or None."""
         node: Node | None = self.root
         for part in loc:
-            node = node and node.child(part)
+            node = None if node is None else node.child(part)
         return node
 
     def place_of(self, loc: Loc, *key: str | int) -> Loc:

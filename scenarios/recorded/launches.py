@@ -212,8 +212,8 @@ def _needs(program: RecordedProgram, units: Sequence[_Unit]) -> tuple[list[list[
     needs: list[list[int]] = []
     for n, unit in enumerate(units):
         told = {number[name] for record in unit for name, _ in record.after if name in number}
-        operator, before = (_operator(units[k]) if k >= 0 else None for k in (n, n - 1))
-        same = n > 0 and (operator == before if operator is not None else not known)
+        operator = _operator(unit)
+        same = n > 0 and (operator == _operator(units[n - 1]) if operator is not None else not known)
         needs.append(sorted({*reads[n], *(k for k in told if k < n - 1), *([n - 1] if same else [])}))
     return needs, known
 
@@ -275,7 +275,8 @@ def _move(
             copied = name in program.tasks_of.get(own_copy.get(record.name, ""), ())
             behind = [] if copied or name not in number else latest[number[name]].values()
             after |= dict.fromkeys((units[n][-1].name, distance) for n in behind)
-            after |= {} if behind else {(name, distance): None}
+            if not behind:
+                after[name, distance] = None
         record.after = list(after)
 
 

@@ -144,12 +144,8 @@ class RecordedProgram:
         call launched are removed.
         """
         launches = {self.launch_of[name] for name in gone if name in self.launch_of}
-        idle = [
-            name
-            for thread in self.threads.values()
-            for name in thread
-            if name in launches and all(task in gone for task in self.tasks_of[name])
-        ]
+        in_order = (name for thread in self.threads.values() for name in thread if name in launches)
+        idle = [name for name in in_order if all(task in gone for task in self.tasks_of[name])]
         ops, empty = self.records.ops, {}
         for name in idle:
             record, wait = ops[name], self.wait_of(name)
@@ -159,7 +155,7 @@ class RecordedProgram:
             own = record.attributes
             rest_ns = int(own.get("rest_of_call_ns", 0))
             work_ns = max(0, (record.duration_ns or 0) - self.call_ns(name) - rest_ns)
-            record.duration_ns = rest_ns + work_ns * host_work
+            record.duration_ns = rest_ns + (work_ns if host_work else 0)
             record.kind, record.after = "host", self._of_host(record)
             record.attributes = {key: own[key] for key in own if key not in ("call", "call_ns")}
             if not record.duration_ns:

@@ -222,9 +222,9 @@ class _Run:
     def _go_on(self) -> None:
         """Save a checkpoint if one is due, or compute until the next one."""
         how = self.plan.checkpoints
-        if (how.every_steps is not None and self.step - self.since_step >= how.every_steps) or (
-            how.every_ns is not None and self.now - self.since_ns >= how.every_ns
-        ):
+        by_step = how.every_steps is not None and self.step - self.since_step >= how.every_steps
+        by_time = how.every_ns is not None and self.now - self.since_ns >= how.every_ns
+        if by_step or by_time:
             self._save()
             self._resize()
         else:

@@ -299,12 +299,12 @@ class Architecture:
     def norm_parameters(self, kind: str) -> int:
         """Return the parameters of a layer's norms, and those of Mamba-2 outside its products."""
         latent = self.q_rank + self.kv_rank if self.kv_rank and ATTENTION & {*kind} else 0
-        latent += 2 * self.head * (self.head_norm and bool(ATTENTION & {*kind}))
+        latent += 2 * self.head if self.head_norm and ATTENTION & {*kind} else 0
         found = (len(kind) * self.hidden + latent) * (1 + self.biases)
         if self.o_rank and ATTENTION & {*kind}:  # norms of queries and keys, and a sink per head
             found += self.q_rank + self.head + self.heads
         for part in POOLED.keys() & {*kind}:  # norms of pooled keys, and positions within a key
-            for head in (self.head, self.index_head * (part == "C")):
+            for head in (self.head, self.index_head) if part == "C" else (self.head,):
                 found += head + POOLED[part] * self.pool_width(part, head) // 2
         if self.streams > 1:  # biases and three scales
             found += len(kind) * (self.mix_weights[1] + 3)
@@ -318,7 +318,7 @@ class Architecture:
         shared = self.norm_parameters(kind)
         for part in kind:
             shared += sum(k * n + n * self.biases for k, n in self.weights(part))
-            shared += prod(self.mix_weights) * (self.streams > 1)
+            shared += prod(self.mix_weights) if self.streams > 1 else 0
         if "E" not in kind:
             return shared, 0
         one = sum(k * n + n * self.biases for k, n in self.expert_weights())
@@ -338,7 +338,7 @@ class Architecture:
         """Return the parameters of a layer's products that process each token."""
         kind = self.kind(layer)
         products = sum(k * n for part in kind for k, n in self.weights(part))
-        products += len(kind) * prod(self.mix_weights) * (self.streams > 1)
+        products += len(kind) * prod(self.mix_weights) if self.streams > 1 else 0
         if "E" in kind:
             products += self.top_k * sum(k * n for k, n in self.expert_weights()) + self.hidden * self.experts
         return products

@@ -352,7 +352,8 @@ def recompute_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) ->
     for piece in pieces:
         dropped = piece.saved if piece.name in empty else 0
         if piece.name == "attention":
-            dropped = piece.dropped * ("core_attn" in modules) + piece.took * ("mla_up_proj" in modules)
+            dropped = piece.dropped if "core_attn" in modules else 0
+            dropped += piece.took if "mla_up_proj" in modules else 0
         if piece.name == "experts gate" and "moe_act" in modules:
             dropped = max(dropped, piece.saved - piece.took)  # clamped inputs are recomputed
         found.append(replace(piece, again=piece.name in again, dropped=dropped))

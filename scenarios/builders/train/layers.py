@@ -232,7 +232,7 @@ class RankWork(RankProducts):
         along = CausalConvolution(samples, tokens, conv)
         states, seen = 4 * chunks * heads * s * d, 4 * chunks * q * q * groups
         made, took = T * inner * e, T * width * e
-        apart = [Pass(2 * (took + made))] * (samples > 1)
+        apart = [Pass(2 * (took + made))] if samples > 1 else []
         run: list[Kernel] = [*apart, along, scan, Pass(5 * made + 3 * states + 2 * seen), Pass(2 * made)]
         back: list[Kernel] = [
             *apart,
@@ -391,10 +391,10 @@ class RankWork(RankProducts):
         )
         # DeepEP and HybridEP send tokens as they are; the copy stands for their time outside their
         # kernels (docs/clusters_training.md).
-        sort = [Pass(sent + few, "permute")]
-        sort_again = [Pass(2 * arrived, "permute")] if held > 1 and ep > 1 else []
-        there: list[Kernel] = [*sort, *[send] * (ep > 1), *sort_again]
-        back: list[Kernel] = [*sort_again, *[send_back] * (ep > 1), *sort]
+        sort = Pass(sent + few, "permute")
+        sort_again = [Pass(2 * arrived, "permute")] if held > 1 else []
+        there: list[Kernel] = [sort, send, *sort_again] if ep > 1 else [sort]
+        back: list[Kernel] = [*sort_again, send_back, sort] if ep > 1 else [sort]
         add = Pass(3 * self.thin)
         return (
             LayerPiece("dispatch", (*there,), (*back,), 8 * load.copies, arrived, few, arrived),
@@ -451,7 +451,7 @@ class RankWork(RankProducts):
         out = self.column("head", m.hidden, mine, norm=False)
         # The weight gradient that autograd gets although the sum of gradients was updated
         # in place.
-        extra = out.backward_extra + mine * m.hidden * self.e * (not self.batch.lora)
+        extra = out.backward_extra + (0 if self.batch.lora else mine * m.hidden * self.e)
         out = replace(out, saved=self.read_again(self.thin), backward_extra=extra).computed_in(WIDE)
         entropy = LayerPiece(
             "loss",

@@ -190,13 +190,14 @@ class RankProducts:
         add = 3 * self.few * n * self.e
         mask = self.few * n if self.batch.dropout else 0
         dropout: list[Kernel] = [Pass(2 * self.thin + mask)] if mask else []
+        # blocks of 32 and of 16 are quantized again along columns, for the weight gradient
+        twice = of_weight and self.batch.kept not in (None, 1.0)
         return LayerPiece(
             name,
             (*self.scatter_after(forward), *dropout, Pass(add)),
-            # blocks of 32 and of 16 are quantized again along columns, for the weight gradient
             (
                 *dropout,
-                *self.gather_for(of_input, 1 + (bool(of_weight) and self.batch.kept not in (None, 1.0))),
+                *self.gather_for(of_input, 2 if twice else 1),
                 *of_weight,
                 Pass(add),
             ),

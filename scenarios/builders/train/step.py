@@ -296,7 +296,7 @@ class _FsdpWriter(StepWriter):
         for what, module, number in self.order.issued:
             n, experts = self.parameters[module]
             if what == "gather":
-                name = f"{module}{' again' * (module in whole)}"
+                name = f"{module} again" if module in whole else module
                 op = self.gather(name, n, done[number], experts * self.shared)
                 whole[module] = self.builder.tensor(op)
             elif what == "scatter":  # after a copy to the type in which gradients are summed
@@ -398,7 +398,8 @@ def _runs(of: Training, unit: CheckpointUnit) -> list[tuple[str, _Weights, Stage
             weights = words
         if piece.name == "embedding" and model.positions:
             weights = {**words, "positions": model.positions * model.hidden}
-        found.append((f"{unit.name} {piece.name}{f' {k}' * (k > first)}", weights, timed))
+        number = f" {k}" if k > first else ""
+        found.append((f"{unit.name} {piece.name}{number}", weights, timed))
     return found
 
 

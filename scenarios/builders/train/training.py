@@ -225,7 +225,7 @@ class Training(RankOptions):
             return self.partition
         most, last = -(-self.model.layers // self.stages), self.stages - 1
         less = [last, *range(last)][: most * self.stages - self.model.layers]
-        return tuple(most - (s in less) for s in range(self.stages))
+        return tuple(most - 1 if s in less else most for s in range(self.stages))
 
     @cached_property
     def work(self) -> RankWork:
@@ -250,20 +250,21 @@ class Training(RankOptions):
 
     def time_by_kind(self, kernels: tuple[Kernel, ...]) -> Spent:
         """Return the time of kernels by kind."""
-        sums = [0.0] * 7
+        spent = dict.fromkeys(Spent._fields, 0.0)
         timed = [kernel for kernel in kernels if not isinstance(kernel, Collective)]
         if cast := self.calibration.casts(timed):
-            sums[6] = self.calibration.pass_ns(cast)
+            spent["quantizing"] = self.calibration.pass_ns(cast)
         for kernel, ns in zip(timed, self.calibration.kernels_ns(timed), strict=True):
-            scores = isinstance(kernel, Product) and kernel.part == "S"
-            attends = scores or isinstance(kernel, Attention | Scan)
-            sums[1 if attends else 0 if isinstance(kernel, Product) else 2] += ns
+            if isinstance(kernel, Product):
+                spent["attention" if kernel.part == "S" else "products"] += ns
+            else:
+                spent["attention" if isinstance(kernel, Attention | Scan) else "passes"] += ns
         for each in kernels:
             if isinstance(each, Collective):
                 whole, exposed = self.calibration.exposed_ns(each, self.groups[each.group])
-                sums[3] += exposed
-                sums[4] += whole - exposed
-        return Spent(*sums)
+                spent["exposed"] += exposed
+                spent["hidden"] += whole - exposed
+        return Spent(**spent)
 
     def _units(self, stage: int) -> list[CheckpointUnit]:
         """Return the units of a stage; layers of the same kind share their pieces."""
@@ -317,7 +318,8 @@ class Training(RankOptions):
         first = s == 0 and not (self.model.tied and self.stages == 1)  # otherwise the head has them
         last = s == self.stages - 1
         parameters = sum(of.parameters for of in timed)
-        parameters += first * table + (s == 0) * self.model.positions * self.model.hidden
+        parameters += table if first else 0
+        parameters += self.model.positions * self.model.hidden if s == 0 else 0
         if last and self.model.vocabulary:
             parameters += self.model.hidden * (1 + self.model.biases)
         whole = StagePart(
@@ -328,7 +330,7 @@ class Training(RankOptions):
             reduce(Spent.plus, (of.input_grad for of in timed), Spent()),
             reduce(Spent.plus, (of.weight_grad for of in timed), Spent()),
             sum(of.adapters for of in timed),
-            (first + last) * table,
+            table * sum((first, last)),
         )
         whole = self._add_launches(whole)
         if not self.reduces_each:
@@ -402,7 +404,7 @@ class Training(RankOptions):
 
     def _copy_ns(self, unit: CheckpointUnit) -> float:
         """Return the time to copy a unit's offloaded data to the host, one way."""
-        away = sum(p.saved - p.dropped * bool(self.modules) for p in unit.pieces if p.offloaded)
+        away = sum(p.saved - (p.dropped if self.modules else 0) for p in unit.pieces if p.offloaded)
         return self.calibration.copy_ns(away) if away else 0.0
 
     @cached_property
@@ -516,7 +518,7 @@ class Training(RankOptions):
             for what in ("ns", "exposed")
         )
         held, sent = self.resident(stage), self.work.carried
-        gradients = sent * ((s > 0) + (s < self.stages - 1))  # received and sent on by a backward
+        gradients = sent * sum((s > 0, s < self.stages - 1))  # received and sent on by a backward
         return PipelineStage(
             times,
             exposed=exposed if stage.forward.exposed or stage.backward.exposed else None,

@@ -178,12 +178,11 @@ class _Tables:
     def numbers(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> _Columns:
         """Return columns of non-negative whole numbers, by name; in an optional one, -1 means none."""
         columns = zip((*required, *optional), self.values(table, required, optional), strict=True)
-        found = {
-            column: _wholes(table, column, [UNSET if each is None else each for each in values], UNSET)
-            if column in optional
-            else _wholes(table, column, values, 0)
-            for column, values in columns
-        }
+        found = {}
+        for column, values in columns:
+            if column in optional:
+                values = [UNSET if each is None else each for each in values]
+            found[column] = _wholes(table, column, values, UNSET if column in optional else 0)
         if "end" in required:
             start, end = found["start"], found["end"]
             for n in np.flatnonzero((end < start) | (end > LATEST_NS))[:1].tolist():
