@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -443,11 +444,12 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         preset = read_fields(device_preset(fields.device), DEVICE_FIELDS, fields.device)
     peak, bandwidth = fields.peak, fields.bandwidth or preset.get("bandwidth")
     others = "fp16" if precision == "fp16" else "bf16"
+    peaks, dtype = preset.get("peak", {}), precision.partition("-")[0]  # of a recipe, its data type
     attention_peak = None
     if peak is not None:
         _refuse_precision(precision, f"{name} has one peak")
-    elif (of := precision.partition("-")[0]) in (peaks := preset.get("peak", {})):  # of a recipe, its type
-        peak, attention_peak = peaks[of], peaks.get(others)
+    elif dtype in peaks:
+        peak, attention_peak = peaks[dtype], peaks.get(others)
     for what, value in ((f"peak (of {precision})", peak), ("bandwidth", bandwidth)):
         if not value:
             raise InputError(f"{name}: {what} is missing; give it, or a device preset that has it")
@@ -478,7 +480,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         product=fields.product,
         attention_forward=fields.attention.get("forward"),
         attention_backward=fields.attention.get("backward"),
-        attention_peak=attention_peak and float(attention_peak),
+        attention_peak=None if attention_peak is None else float(attention_peak),
         pass_efficiency=fields.memory_efficiency,
         gap_ns=float(fields.gap),
         sustained=fields.sustained,
@@ -499,7 +501,7 @@ def _alone(
         return None
     changed: dict[str, Any] = {} if bandwidth is None else {"bandwidth": f"{bandwidth}B/s"}
     if peak is not None:
-        changed["peak"] = dict.fromkeys({products, others}, f"{peak}FLOP/s")
+        changed["peak"] = dict.fromkeys((products, others), f"{peak}FLOP/s")
     return KernelPrices(make_device(device, {"preset": device, **changed}), others, products)
 
 
@@ -539,16 +541,15 @@ def why_another_gpu(calibration: TrainingCalibration, device: Device, dtype: str
     dtype : str
         Data type of the products.
     """
-    peak, bandwidth = _roofs(device, dtype)
-    mine, theirs = (calibration.peak, calibration.memory_bandwidth), (peak, bandwidth)
-    if all(abs(a - b) <= 0.01 * b or b != b for a, b in zip(mine, theirs, strict=True)):  # nan: not told
+    mine, theirs = (calibration.peak, calibration.memory_bandwidth), _roofs(device, dtype)
+    if all(math.isnan(b) or abs(a - b) <= 0.01 * b for a, b in zip(mine, theirs, strict=True)):
         return None
     return f"{calibration.name} is of a GPU of {_describe(*mine)}, and {device.name} has {_describe(*theirs)}"
 
 
 def calibration_for(device: Device, dtype: str) -> TrainingCalibration | None:
     """Return the calibration of a device's GPU that was fitted to published steps, or None."""
-    if any(roof != roof for roof in _roofs(device, dtype)):
+    if any(map(math.isnan, _roofs(device, dtype))):
         return None
     for name in calibration_names():
         found = named_calibration(name)
