@@ -161,7 +161,7 @@ def while_loop(
         test = builder.op(
             f"{name}/test", inputs=list(merges.values())[:1], duration_ns=condition_ns, device=device
         )
-    goes_on = add("cond", "loop_cond", [test], trips=trips if isinstance(trips, int) else list(trips))
+    goes_on = add("cond", "loop_cond", [test], trips=trips)
     for variable, merge in merges.items():
         switch = add(f"{variable}/switch", "switch", [merge, goes_on])
         inside[variable] = f"{switch}:1"

@@ -90,7 +90,7 @@ def check_size(records: Sequence[Record], functions: Mapping[str, Function]) -> 
             )
         count, depth = len(ops), 0
         for op in filter(is_functional, ops):
-            called = {op["attributes"].get(key) for key in ("body", "then", "else", "cond")}
+            called = {str(op["attributes"].get(key)) for key in ("body", "then", "else", "cond")}
             for name in called & functions.keys() - set(above):  # recursion is refused later
                 if name not in known:
                     known[name] = measure(functions[name].ops, (*above, name))

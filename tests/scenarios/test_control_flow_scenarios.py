@@ -182,15 +182,20 @@ MISNAMED = {
         "workload.ops.f.attributes.body: ",
         "did you mean 'step'",
     ),
+    "list": (
+        "kind: call, inputs: [a], attributes: {body: [step]}",
+        "workload.ops.f.attributes.body: ",
+        "needs attributes: {body: FUNCTION}",
+    ),
     "inputs": (
         "kind: call, inputs: [a, a], attributes: {body: step}",
         "workload.ops.f.attributes.body: ",
         "gives 2 input(s)",
     ),
     "trips": (
-        "kind: while, inputs: [a], attributes: {body: step, trips: x}",
+        "kind: while, inputs: [a], attributes: {body: step, trips: 1.5}",
         "workload.ops.f.attributes.trips: ",
-        "trips: 'x' is no whole number",
+        "trips: 1.5 is no whole number",
     ),
     "cycle": ("inputs: [g]}\n    g: {inputs: [f]", "workload.ops.f: ", "has a cycle: f -> g -> f"),
 }
