@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from copy import copy
 from typing import Protocol
 
 from sim.base.arrays import IntArray
@@ -24,7 +25,7 @@ def tell(observers: list[Observer], what: str, task: Task) -> None:
     """Notify all observers that `task` has ``"started"`` or ``"ended"``; drop one that raises."""
     for observer in tuple(observers):
         try:
-            getattr(observer, what)(task)
+            getattr(observer, what)(copy(task))  # a change to it changes nothing
         except (Exception, SystemExit) as error:
             observers.remove(observer)
             warnings.warn(

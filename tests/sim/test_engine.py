@@ -384,13 +384,14 @@ def test_what_no_device_can_run_is_refused_before_time_0() -> None:
 
 
 class Recorder:
-    """Writes down what it is told."""
+    """Writes down what it is told, and changes it afterwards, in vain."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, int, int]] = []
 
     def started(self, task: Task) -> None:
         self.log.append(("started", task.op, task.start_ns))
+        task.op = task.stream = 7
 
     def ended(self, task: Task) -> None:
         self.log.append(("ended", task.op, task.end_ns))
