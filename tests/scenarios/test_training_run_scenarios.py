@@ -329,6 +329,6 @@ def test_a_wrong_table_of_causes(tmp_path: Path, text: str, why: str) -> None:
 def test_a_recovery_policy_of_another_form(tmp_path: Path) -> None:
     plugins.register("sim.recoveries", "mine", lambda: SimpleNamespace(after_failure=lambda fleet: None))
     try:
-        assert "recovery.0.name: 'mine' should extend" in refused(tmp_path, "training_run.recovery=[mine]")
+        assert "recovery.0: 'mine' should extend" in refused(tmp_path, "training_run.recovery=[mine]")
     finally:
         plugins.unregister("sim.recoveries", "mine")
