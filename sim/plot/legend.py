@@ -85,7 +85,8 @@ def legend_of(bars: Sequence[Bars], colours: Mapping[str, str]) -> list[Entry]:
     seen = Counter[str]()
     for each in bars:
         ns = np.bincount(each.kind, each.end - each.start, len(each.kinds)).astype(np.int64)
-        seen.update(dict(zip(each.kinds, ns.tolist(), strict=True)))
+        for kind, lasted in zip(each.kinds, ns.tolist(), strict=True):  # an op may be of kind launch, too
+            seen[kind] += lasted
     return entries_of(+seen, colours)
 
 

@@ -312,10 +312,15 @@ def test_a_kind_has_the_colour_of_its_name_whatever_else_is_there() -> None:
 
 def test_what_takes_no_time_is_not_in_the_legend() -> None:
     b = GraphBuilder("merge")
-    for kind, ns in (("post", 0), ("conv", 10), ("add", 20)):
+    for kind, ns in (
+        ("post", 0),
+        ("conv", 10),
+        ("add", 20),
+        ("launch", 5),
+    ):  # launches of a recording are ops
         b.op(kind, kind=kind, duration_ns=ns)
     ax = gantt(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))
-    assert legend(ax) == ["add", "conv"]
+    assert legend(ax) == ["add", "conv", "launch"]
 
 
 def test_lanes_of_transfers_that_nobody_could_see_are_left_out() -> None:
