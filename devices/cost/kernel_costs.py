@@ -133,7 +133,9 @@ def _product(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     sizes = ops.columns("m n k batch", batch=1)
     known, asks = _are_known(sizes), _by_flops(ops, sheet, ~_are_known(sizes))
     if not ops.kind.endswith("_grad"):
-        return [*_as_product(ops, sheet, known, sizes), *asks]
+        cell = ops.kind in ("lstm", "gru", "rnn")  # whose steps run one after another
+        one = _as_product(ops, sheet, known, sizes, _GUESSED_WIDTH * cell)
+        return [*(ask._replace(times=ops.column("seq_len", 1.0) if cell else 1.0) for ask in one), *asks]
     m, n, k, batch = sizes.values()
     both = ops.flops > 3 * m * n * k * batch
     for rows, new in ((known, (m, k, n)), (known & both, (k, n, m))):  # by the input and by the weights

@@ -425,15 +425,9 @@ def _attention(op: OpFacts) -> Sizes:
         return {}
     heads = q[1] if split else int(given["q_num_heads"])
     past = op.input(4).shape[-2] if op.kind == "attention" and op.has_input(4) else 0
-    found = {
-        "batch": q[0],
-        "seq_len": q[-2],
-        "kv_len": k[-2] + past,
-        "heads": heads,
-        "kv_heads": k[1] if split else int(given.get("kv_num_heads", heads)),
-        "head_dim": q[-1] if split else q[-1] // heads,
-        "causal": bool(given.get("is_causal")),
-    }
+    found = {"batch": q[0], "seq_len": q[-2], "kv_len": k[-2] + past, "heads": heads}
+    found["kv_heads"] = k[1] if split else int(given.get("kv_num_heads", heads))
+    found |= {"head_dim": q[-1] if split else q[-1] // heads, "causal": bool(given.get("is_causal"))}
     return found | ({"window": given["window"]} if given.get("window") else {})
 
 
@@ -573,6 +567,13 @@ def _gather(op: OpFacts) -> Sizes:
     return _rows(op.output.elements, math.prod(table[_axis(op, 0) % len(table) + 1 :]))
 
 
+def _recurrent(op: OpFacts) -> Sizes:
+    """A step, for all gates and directions; ``seq_len`` steps."""
+    (*steps, _), w, r = (op.input(i).shape for i in range(3))
+    length, batch = reversed(steps) if op.attributes.get("layout") else steps
+    return {"m": batch, "n": w[0] * w[1], "k": w[2] + r[2], "seq_len": length}
+
+
 def _kinds(rule: Callable[[OpFacts], Sizes], kinds: str) -> dict[str, Callable[[OpFacts], Sizes]]:
     return dict.fromkeys(kinds.split(), rule)
 
@@ -593,6 +594,7 @@ _RULES: Final[Mapping[str, Callable[[OpFacts], Sizes]]] = {
     **_kinds(_reduction, "reduce_l1 reduce_l2 reduce_sum_square reduce_log_sum reduce_log_sum_exp"),
     **_kinds(_reduction, "argmax argmin"),
     "gather": _gather,
+    **_kinds(_recurrent, "lstm gru rnn"),
     "bias_add_grad": lambda op: _rows(op.input(0).elements, op.output.elements),
     "embedding_grad": lambda op: _rows(op.input(1).elements, op.input(1).shape[-1]),
 }

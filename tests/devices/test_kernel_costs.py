@@ -314,6 +314,14 @@ def test_depthwise_convolutions_are_bound_by_memory_and_in_fp32_by_the_taps() ->
     assert 4 * numbers / ns_of("conv", "fp16", "a100-sxm-80", sizes) == pytest.approx(2000, rel=0.25)
 
 
+def test_steps_of_a_recurrent_op_run_one_after_another() -> None:
+    step = {"m": 32, "n": 2048, "k": 1024}
+    assert ns_of("lstm", sizes={**step, "seq_len": 100}) == pytest.approx(
+        100 * ns_of("matmul", sizes=step), rel=0.01
+    )
+    assert ns_of("matmul", sizes={**step, "seq_len": 100}) == ns_of("matmul", sizes=step)
+
+
 def test_an_outer_product_is_bound_by_writing_it_down() -> None:
     """1024 of 32 x 32 take as long as 32 of 1024 x 32, and an A100 writes 200 elements a ns."""
     few, many = ({"batch": b, "m": m, "n": 32, "k": 1} for b, m in ((32, 1024), (1024, 32)))

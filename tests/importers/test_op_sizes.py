@@ -99,6 +99,13 @@ def test_a_convolution_has_the_same_sizes_in_every_layout_and_in_its_gradients(s
     assert depthwise == {**CONV, "group": 4}
 
 
+def test_a_recurrent_op_has_the_product_of_a_step() -> None:
+    w, r = (2, 4 * 16, 8), (2, 4 * 16, 16)
+    step = {"m": 3, "n": 2 * 4 * 16, "k": 8 + 16, "seq_len": 7}
+    assert sizes("lstm", [(7, 3, 8), w, r], (7, 2, 3, 16)) == step
+    assert sizes("lstm", [(3, 7, 8), w, r], (3, 7, 2, 16), layout=1) == step
+
+
 def test_transposed_convolutions_and_pools() -> None:
     up = sizes("conv_transpose", [(2, 8, 5, 5), (8, 2, 2, 2)], (2, 4, 10, 10), strides=[2, 2])
     assert up == {
