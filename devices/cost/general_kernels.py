@@ -195,9 +195,11 @@ def elementwise_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatA
 
 _ROWS: Final = "rows columns tensors"
 _IN_REGISTERS, _PAIRED = 1024, 128  # columns of a row that a warp keeps; of two that it takes at once
-_UNALIGNED_ROWS: Final = 3.3
-"""How many times as long PyTorch takes for longer rows in 16 bits that begin at no multiple of 16 bytes:
-softmax of 3,137 columns on an H100 3.6, of 5,185 3.0. In fp32 it makes no difference."""
+_ROW_THREADS, _SINGLES = 1024, 2.3
+"""Threads that take a longer row in 16 bits, and how many times as long as its bytes a step of theirs takes:
+number by number, what is no whole step of 8 each of a row that begins at no multiple of 16 bytes
+(`ilpReduce`, PyTorch's SoftMax.cu). From 3,137 columns on an H100 (TimeSformer). In fp32 nothing changes.
+"""
 
 
 def rows_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
@@ -212,10 +214,13 @@ def rows_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     )
     n = rows * width
     nbytes = n * tensors * ELEMENT_BYTES[dtype]
-    split = (width > _IN_REGISTERS) & (width % 8 > 0) & (ELEMENT_BYTES[dtype] < 4)
+    odd = (width > _IN_REGISTERS) & (width % 8 > 0) & (ELEMENT_BYTES[dtype] < 4)
+    rest = width % (8 * _ROW_THREADS)
+    steps = np.ceil(rest / _ROW_THREADS) + 1  # one joins what the threads found
+    slower = 1 + (_SINGLES * _ROW_THREADS * steps - rest) / width
     return KernelWork(
         flops=flops * n,
-        warm_bytes=np.where(split, _UNALIGNED_ROWS, 1.0) * nbytes,
+        warm_bytes=np.where(odd, slower, 1.0) * nbytes,
         fresh=eager / tensors,
         blocks=rows * np.minimum(1, width / 32) / np.where(width <= _PAIRED, 16, 8),
         steps=np.ceil(width / 256),

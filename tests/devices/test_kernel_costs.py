@@ -199,6 +199,18 @@ def test_long_rows_in_16_bits_that_are_not_aligned_take_longer() -> None:
     assert ns_of("softmax", "fp32", sizes=odd) < 1.1 * ns_of("softmax", "fp32", sizes=even)
 
 
+@pytest.mark.parametrize(("rows", "columns", "took"), [(301152, 3137, 5_724_000), (82960, 5185, 2_187_000)])
+def test_rows_that_are_not_aligned_go_by_whole_steps(rows: int, columns: int, took: int) -> None:
+    """TimeSformer and OWLv2 on an H100: 4 and 6 steps of 1024 single numbers, and one to join."""
+    sizes = {"rows": rows, "columns": columns, "operator": "aten::_softmax"}
+    assert ns_of("softmax", sizes=sizes) == pytest.approx(took, rel=0.04)
+
+
+def test_of_rows_that_are_not_aligned_the_rest_alone_goes_number_by_number() -> None:
+    even, odd = ({"rows": 4096, "columns": c} for c in (50256, 50257))
+    assert ns_of("softmax", sizes=even) < ns_of("softmax", sizes=odd) < 1.2 * ns_of("softmax", sizes=even)
+
+
 def test_operands_of_unlike_shape_are_bound_by_their_indices() -> None:
     """A row that is added to each of a matrix; a number that is added to all has no index to work out."""
     whole = 2**28
