@@ -99,7 +99,8 @@ def run_attempts(
         conditions = Conditions(faults, job.machine, job.seed, begin_ns)
         engine = Engine(part, policy, flow=flow, memory=memory, observers=observers, conditions=conditions)
         trace = engine.run()
-        begun = int(trace.tasks["iteration"].max(initial=0)) + 1
+        rows = (trace.tasks, trace.transfers)  # a step may have begun to send inputs, and nothing else
+        begun = max(int(columns["iteration"].max(initial=0)) for columns in rows) + 1
         trace = replace(trace, job=_steps(part, 0, begun))
         complete = np.bincount(trace.tasks["iteration"][trace.status == 0], minlength=begun) == len(job.graph)
         done = begun if trace.detection is None or complete.all() else int(complete.argmin())

@@ -282,7 +282,8 @@ def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntAr
     record = key == np.minimum.accumulate(key)
     best = np.maximum.accumulate(np.where(record, np.arange(len(key)), 0))[::-1]
     chosen = np.append(by_device[len(key) - 1 - best], UNSET)[first]
-    chosen = np.where((chosen != UNSET) & (f.device[chosen] == device), chosen, UNSET)
+    device_of = np.append(f.device, UNSET)  # its last entry is for no task, which is UNSET, too
+    chosen = np.where(device_of[chosen] == device, chosen, UNSET)
     return device, start - device * apart, end - device * apart, chosen
 
 

@@ -172,6 +172,8 @@ def _bubble(f: DerivedColumns, d: int) -> dict[str, int]:
 
 
 def _waits_for(f: DerivedColumns, d: int) -> dict[str, int]:
+    if not len(f.row_end):
+        return {}  # nothing ran, for a part of the machine failed before
     graph = f.job.graph
     names = [device.name for device in f.devices]
     label = f.device

@@ -24,6 +24,7 @@ from sim.explain.idle import final_waits, idle_pieces, idle_reasons
 from sim.explain.makespan_breakdown import breakdown
 from sim.explain.narration import explain_text, largest_gaps
 from sim.explain.path import PathStep, executed_path
+from sim.faults import Cause, Faults, HealthCheck
 from sim.metrics import device_use
 from sim.record.record import Wait
 
@@ -392,3 +393,13 @@ def test_nothing_takes_no_time_to_explain() -> None:
     assert executed_path(trace) == []
     assert idle_reasons(trace) == {"gpu0": {}}
     assert "Idle time" not in explain_text(trace)
+
+
+def test_a_run_that_ended_before_anything_ran_is_explained() -> None:
+    b = GraphBuilder("late")
+    b.op("a", duration_ns=100)
+    faults = Faults((Cause("gpu", at=((5, 0),), parts=(0,)),), health_check=HealthCheck(10))
+    trace = simulate(b.build(), Machine((Device("gpu0", issue_ns=30),)), ReadyQueue(), faults=faults)
+    assert (len(trace), idle_reasons(trace)) == (0, {"gpu0": {"unused": 10}})
+    assert breakdown(DerivedColumns(trace)).parts == {"unused": 10}
+    assert "unused: gpu0" in explain_text(trace)

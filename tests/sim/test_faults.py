@@ -567,3 +567,15 @@ def test_what_had_arrived_before_its_sender_failed_is_not_waited_for() -> None:
     trace = run(two_workers(), linked(), Faults((once("gpu", 45, parts=(0,)),)))
     assert trace.detection is None
     assert trace.makespan_ns == 55
+
+
+def test_a_step_may_have_begun_with_its_inputs_alone() -> None:
+    """x of the second step is sent from 10 to 20 ns, and the first fails: its transfer was one of no step."""
+    b = GraphBuilder("inputs")
+    b.input("x", 10, device="gpu0")
+    b.op("a", inputs=["x"], duration_ns=100, device="gpu1")
+    for restart_ns, steps in ((None, 2), (5, 4)):
+        faults = Faults((once("heat", 50, lasts_ns=3),), health_check=HealthCheck(20), restart_ns=restart_ns)
+        trace = run(b.build(), linked(), faults, iterations=2)
+        assert (trace.job.iterations, len(trace.attempts[0].trace.transfers["id"])) == (steps, 2)
+        explain_text(trace)
