@@ -70,6 +70,8 @@ def token_edges(trace: Record) -> tuple[IntArray, IntArray, IntArray]:
     fed = (at >= 0) & (key[np.maximum(at, 0)] == asked) if len(known) else np.zeros(len(asked), bool)
     end, start = trace.of_rows("end_ns"), trace.of_rows("start_ns")
     fed &= end[producer] <= start[consumer]
+    # At one instant rows are in the order in which they began, but those of dead tasks.
+    fed &= (producer < consumer) | (producer >= len(trace)) | ~live[consumer]
     return producer[fed], consumer[fed], flow.carries[edge[fed]]
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from policies.issue.ready_queue import ReadyQueue
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from sim import Device, GraphBuilder, Machine, simulate
 from sim.explain.path import executed_path
 
 
@@ -28,3 +30,19 @@ def test_full_windows_are_causes(parallel_iterations: int) -> None:
         s for s in path if s.kind == "task" and "slow" in trace.job.graph.op_names[trace.tasks["op"][s.row]]
     ]
     assert len(slow) == -(-8 // parallel_iterations)
+
+
+def test_a_merge_is_no_consequence_of_a_token_that_came_after_it_in_the_same_instant() -> None:
+    """On the stream s1, the merge and s0 stand behind busy and take no time: the path went in circles."""
+    b = GraphBuilder("late token")
+    b.op("busy", duration_ns=50, device="gpu0")
+    b.op("p", duration_ns=5, outputs=1, device="cpu0", attributes={"outcome": True})
+    for name in ("s0", "s1"):
+        b.op(name, kind="switch", inputs=["p", "p"], outputs=(1, 1), device="gpu0")
+    b.op("merge", kind="merge", inputs=["s0:0", "s1:1"], outputs=1, device="gpu0")
+    b.op("last", inputs=["merge"], after=["s0"], duration_ns=5, device="gpu0")
+    machine = Machine((Device("gpu0"), Device("cpu0", "cpu", workers=1)))
+    trace = simulate(b.build(), machine, ReadyQueue("lifo", synchronisation="issue"))
+    names = [trace.name_of(row) for row in range(len(trace))]
+    assert names.index("s1") < names.index("merge") < names.index("s0")
+    assert [trace.name_of(step.row) for step in executed_path(trace)] == ["busy", "last"]
