@@ -483,8 +483,7 @@ class _Run:
         """Begin the next step in which a rank has messages; each goes when its other end is there, too."""
         while self._step[rank] < len(self._parts):
             number = self._step[rank]
-            part = self._parts[number]
-            mine = part.of.get(rank, ())
+            mine = self._parts[number].of.get(rank, ())
             self._left[rank] = len(mine)
             if mine:
                 both = [(number, k) for k in mine if (number, k) in self._ready]

@@ -457,8 +457,7 @@ class PlannedAllocator(Allocator):
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Name a tensor whose turn is before this one's."""
-        tensor = self._next(owner)
-        awaited = self._tenant_before(tensor)
+        awaited = self._tenant_before(self._next(owner))
         assert awaited is not None
         return [
             f"the order that the plan was made for: it puts {owner!r} where {self._owners[awaited]!r} lies "

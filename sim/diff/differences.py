@@ -480,9 +480,7 @@ def path_change(d: Differences) -> PathChange | None:
     common = {row for row in rows_a if partner.get(row, -1) in on_b}
     also = {partner[row] for row in common}
     return PathChange(
-        [row for row in rows_a if row not in common],
-        [row for row in rows_b if row not in also],
-        len(common),
+        [row for row in rows_a if row not in common], [row for row in rows_b if row not in also], len(common)
     )
 
 

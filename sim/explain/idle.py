@@ -170,9 +170,7 @@ def _pieces(f: DerivedColumns) -> IdlePieces:
         _part(device, start, np.where(over & ~used, end - start, 0), "unused", row),
     ]
     device, start, end, row = device[~over], start[~over], end[~over], row[~over]
-
-    for reason, begin, length in waits(f, row, start, end):
-        parts.append(_part(device, begin, length, reason, row))
+    parts += [_part(device, at, length, reason, row) for reason, at, length in waits(f, row, start, end)]
     pieces = IdlePieces(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     order = np.lexsort((pieces.reason, pieces.start_ns, pieces.device))
     return IdlePieces(*(column[order] for column in pieces))
@@ -282,8 +280,8 @@ def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntAr
     record = key == np.minimum.accumulate(key)
     best = np.maximum.accumulate(np.where(record, np.arange(len(key)), 0))[::-1]
     chosen = np.append(by_device[len(key) - 1 - best], UNSET)[first]
-    device_of = np.append(f.device, UNSET)  # its last entry is for no task, which is UNSET, too
-    chosen = np.where(device_of[chosen] == device, chosen, UNSET)
+    # UNSET, no task, reads the entry that is appended: it is on no device.
+    chosen = np.where(np.append(f.device, UNSET)[chosen] == device, chosen, UNSET)
     return device, start - device * apart, end - device * apart, chosen
 
 

@@ -133,8 +133,7 @@ def memory(c: Columns) -> None:
 def _memory_of(c: Columns, device: Device, log: Mapping[str, IntArray], resident: int) -> None:
     time_ns, in_use, reserved = log["time_ns"], log["in_use"], log["reserved"]
     refuse(
-        in_use < 0,
-        lambda k: f"{device.name} had given back more bytes than were taken at {time_ns[k]} ns",
+        in_use < 0, lambda k: f"{device.name} had given back more bytes than were taken at {time_ns[k]} ns"
     )
     if device.memory_bytes is not None:
         refuse(
