@@ -275,10 +275,10 @@ def _match_detections(c: Columns) -> Iterator[bool]:
     assert conditions is not None
     faults, at_ns = conditions.faults, detection.time_ns
     if detection.how == "timeout":
-        rows = np.flatnonzero(c.job.meets[c.op] & c.cut)
-        timeout_ns = faults.collective_timeout_ns
-        if timeout_ns is not None:  # one was launched then, or none of the launched ones has begun
-            yield bool((c.issue[rows] == at_ns - timeout_ns).any()) or not len(rows)
+        met, timeout_ns = c.job.meets[c.op], faults.collective_timeout_ns
+        rows, to_meet = np.flatnonzero(met & c.cut), c.iterations * c.job.meets.sum()
+        if timeout_ns is not None:  # one was launched then; of one that has not begun no row tells when
+            yield bool((c.issue[rows] == at_ns - timeout_ns).any()) or not len(rows) or met.sum() < to_meet
         return
     for failed in c.trace.broken:
         if detection.how == "health-check" and faults.health_check is not None and failed.kind != "link":

@@ -285,6 +285,17 @@ def test_a_collective_waits_for_a_rank_that_is_gone_until_its_timeout(at_ns: int
     assert run(reduced(), Machine(GPUS), replace(faults, causes=(once("x", 18),))).makespan_ns == 17
 
 
+def test_a_collective_times_out_that_was_launched_and_has_not_begun() -> None:
+    """On gpu1 it is launched at 0 behind busy; the other rank, launched at 7, has begun and has time."""
+    b = GraphBuilder("behind")
+    b.op("busy", duration_ns=100, device="gpu1")
+    for k in range(2):
+        b.op(f"sum{k}", kind="all_reduce", device=f"gpu{k}", attributes={"communicator": "c", "nbytes": 1})
+    faults = Faults((once("heat", 4, factor=Fraction(2), lasts_ns=30),), collective_timeout_ns=9)
+    trace = run(b.build(), Machine((Device("gpu0", issue_ns=7), Device("gpu1"))), faults)
+    assert detected(trace) == ("timeout", "gpu1", 9)
+
+
 def test_what_nobody_notices_is_an_error_and_what_hurts_nobody_is_none() -> None:
     faults = Faults((once("crash", 12, kind="worker"),))
     with pytest.raises(StuckError, match=r"gpu0/host has failed at 12 ns \(crash\), and nothing detects"):
