@@ -280,3 +280,12 @@ def test_turns_run_after_what_they_follow() -> None:
     Serve(linear_step(1_000_000), [batcher]).run([first, turn])
     assert turn.arrival_ns == first.token_ns[-1] + 5_000_000
     assert turn.token_ns[0] > turn.arrival_ns
+
+
+def test_the_next_in_flight_comes_when_one_ends() -> None:
+    """At that moment, also while the engine waits a millisecond after a pass that scheduled nothing."""
+    requests = [Request(name, 0, 10, 3) for name in "abc"]
+    batcher = Vllm019(max_num_seqs=1)
+    batcher.begin(KvBlocks(100, 16, 1), 64)
+    Serve(linear_step(1_000_000), [batcher]).run(requests, in_flight=2)
+    assert requests[2].arrival_ns == requests[0].token_ns[-1] == 3_000_000
