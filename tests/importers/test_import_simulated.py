@@ -181,6 +181,16 @@ def test_collectives_meet_again(tmp_path: Path) -> None:
         }
 
 
+def test_views_of_one_instant_follow_one_another_in_any_order_of_files(tmp_path: Path) -> None:
+    b = GraphBuilder("views")
+    b.op("a", duration_ns=10, device="gpu1")
+    b.op("made", kind="reshape", inputs=["a"], device="gpu1")
+    b.op("read", kind="reshape", inputs=["made"], device="gpu0")
+    run = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), InOrder(), iterations=2)
+    write_ranks(run, tmp_path)
+    check_returns(run, tmp_path)
+
+
 def test_a_rank_that_stands_for_several_meets_itself_again(tmp_path: Path) -> None:
     b = GraphBuilder("a ring of folded ranks")
     b.op("work", duration_ns=9, device="gpu0")

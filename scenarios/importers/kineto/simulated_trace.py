@@ -417,12 +417,12 @@ def _ops(slices: Sequence[Slice], delays: Mapping[int, tuple[int, int]]) -> Iter
         taken.add(free)
         return free
 
-    for each in slices:
-        if not each.is_op:
-            continue
+    ops = [each for each in slices if each.is_op]
+    for each in ops:  # before any is referred to: of one instant, what waits may come first
+        each.name = unused_name(each.name)
+    for each in ops:
         after = list(dict.fromkeys(source.name for source in each.before))
         where = {key: each.attributes[key] for key in ("stream", "thread") if key in each.attributes}
-        each.name = unused_name(each.name)
         each.attributes["recorded_start_ns"] = each.start_ns
         if id(each) in delays:
             since, ns = delays[id(each)]
