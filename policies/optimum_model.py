@@ -527,7 +527,7 @@ class Follow(ProgramOrder):
                 )
                 first[op] = d, lane
             lane = first[op][1]
-            until[d][lane] = max(until[d][lane], start + self._ns(job, i, op) + job.machine.devices[d].gap_ns)
+            until[d][lane] = max(until[d][lane], start + self._ns(job, i, op) + int(job.gap_ns[op]))
             last[d][lane] = op
         return [first[op][1] for op in range(len(job.graph))]
 
@@ -540,9 +540,9 @@ class Follow(ProgramOrder):
         rank = np.argsort(job.graph.topological_order).tolist()
         taken, start = self.timetable.taken_ns, self.timetable.start_ns
         first, then = (start, taken) if self.by_start else (taken, start)
-        tasks = sorted(
-            (first[i][op], then[i][op], i, rank[op], op)
+        tasks = sorted(  # what takes no time goes before what starts with it, and would hold it up
+            (first[i][op], then[i][op], self._ns(job, i, op) > 0, i, rank[op], op)
             for i in range(job.iterations)
             for op in range(len(job.graph))
         )
-        return [(taken[i][op], i, op) for _, _, i, _, op in tasks]
+        return [(taken[i][op], i, op) for *_, i, _, op in tasks]

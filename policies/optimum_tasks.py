@@ -49,8 +49,8 @@ class Tasks:
     ----------
     duration : list of list of dict
         For each iteration and op: device → duration in ns.
-    cost, group : list of dict
-        For each op: device → cost of issuing it there in ns, and group of issuers that does it.
+    cost, group, gap : list of dict
+        For each op: device → cost of issuing it there, group of issuers that does it, and gap behind it.
     travels : list of int
         Duration of each transfer in ns.
     on : list of dict
@@ -152,12 +152,16 @@ class Tasks:
             self.duration.append(row)
         self.cost: list[dict[int, int]] = [{} for _ in range(self.n_ops)]
         self.group: list[dict[int, int]] = [{} for _ in range(self.n_ops)]
+        self.gap: list[dict[int, int]] = [{} for _ in range(self.n_ops)]
         for d in range(len(self.machine.devices)):
-            there = job if self.problem is None else replace(job, device_of=np.full(self.n_ops, d))
+            there = job
+            if self.problem is not None:
+                there = replace(job, device_of=np.full(self.n_ops, d), duration_ns=known[d])
             costs, groups = issue_costs_ns(there).tolist(), there.group_of.tolist()
+            gaps = there.gap_ns.tolist()
             for k in range(self.n_ops):
                 if d in self.devices[k]:
-                    self.cost[k][d], self.group[k][d] = costs[k], groups[k]
+                    self.cost[k][d], self.group[k][d], self.gap[k][d] = costs[k], groups[k], gaps[k]
         flow = self.flow
         ns = travel_ns(self.machine, flow.source, flow.destination, flow.tensor, flow.nbytes)
         self.travels = ns.tolist()
@@ -232,7 +236,7 @@ class Tasks:
             if cost:
                 times.occupy(group, taken[k], cost, chosen)
         if k not in self.alone:
-            times.occupy(("streams", d), start[k], ns, chosen, gap_ns=device.gap_ns)
+            times.occupy(("streams", d), start[k], ns, chosen, gap_ns=self.gap[k][d])
 
     def _fits(self, k: int, d: int) -> bool:
         """Whether a device has the cores that an op takes."""
@@ -376,7 +380,7 @@ def _in_order(tasks: Tasks, d: int) -> None:
         first, second = tasks.times.choice([f"{k} {i} before {m} {j}", f"{m} {j} before {k} {i}"])
         for (a, p), (b, q), before in (((i, k), (j, m), first), ((j, m), (i, k), second)):
             given = (before, tasks.on[p][d], tasks.on[q][d])
-            ns = tasks.duration[a][p][d] + device.gap_ns
+            ns = tasks.duration[a][p][d] + tasks.gap[p][d]
             issued = tasks.taken[a][p] + tasks.cost[p][d]
             tasks.times.after(tasks.taken[b][q] + tasks.cost[q][d], issued, *given)
             tasks.times.after(tasks.start[b][q], tasks.start[a][p] + ns, *given)

@@ -10,7 +10,7 @@ from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Host, Job, Link, Machine, Policy, Trace, simulate
 from sim.job.job import Placement
 
-KINDS = ("matmul", "conv", "copy", "add")
+KINDS = ("matmul", "reshape", "copy", "add")
 
 
 def draw_graph(rng: np.random.Generator, n: int, distances: bool) -> Graph:
@@ -27,13 +27,14 @@ def draw_graph(rng: np.random.Generator, n: int, distances: bool) -> Graph:
             inputs.append("w")
         if distances and i and rng.random() < 0.2:
             inputs.append((f"op{int(rng.integers(0, n))}", int(rng.integers(1, 3))))
+        kind = KINDS[int(rng.integers(0, len(KINDS)))]
         b.op(
             f"op{i}",
-            kind=KINDS[int(rng.integers(0, len(KINDS)))],
+            kind=kind,
             inputs=inputs,
             after=[f"op{int(rng.integers(0, i))}"] if i and rng.random() < 0.1 else (),
             outputs=int(rng.integers(0, 3000)),
-            duration_ns=int(rng.integers(0, 60)),
+            duration_ns=int(rng.integers(0, 60)) * (kind != "reshape"),
         )
     return b.build()
 

@@ -163,7 +163,7 @@ class Engine(RunState):
             return
         stream = self.streams[task.stream]
         stream.running = None
-        stream.free_ns = task.end_ns + stream.gap_ns
+        stream.free_ns = task.end_ns + self.gap_ns[task.op]
         self.touched.add(stream.index)
         parked = self.launch_queues[stream.device].leave()
         if parked is not None:

@@ -69,19 +69,19 @@ class Stream:
     ----------
     index, device : int
         Its lane, counted over the machine, and the index of its device.
-    launch_ns, gap_ns : int
-        Time from issue to the earliest start, and from an end to the next start.
+    launch_ns : int
+        Time from issue to the earliest start.
     queue : deque of Task
         Tasks issued and not started.
     running : Task or None
     free_ns : int
-        Earliest start of the next task: the end of the last one plus the gap.
+        Earliest start of the next task: the end of the last one plus the gap behind that.
     """
 
-    __slots__ = ("device", "free_ns", "gap_ns", "index", "launch_ns", "queue", "running")
+    __slots__ = ("device", "free_ns", "index", "launch_ns", "queue", "running")
 
-    def __init__(self, index: int, device: int, launch_ns: int, gap_ns: int) -> None:
-        self.index, self.device, self.launch_ns, self.gap_ns = index, device, launch_ns, gap_ns
+    def __init__(self, index: int, device: int, launch_ns: int) -> None:
+        self.index, self.device, self.launch_ns = index, device, launch_ns
         self.queue: deque[Task] = deque()
         self.running: Task | None = None
         self.free_ns = 0
@@ -222,12 +222,12 @@ class RunState:
     __slots__ = (
         "alone", "arrived", "asks", "asynchronous", "blocked", "breakdowns", "called", "clock",
         "communicators", "communicators_of", "conditions", "device_of", "drawn", "duration_ns", "end",
-        "ended", "executed", "failing", "flow", "frames", "gives_back", "holding", "issue_ns", "issuers",
-        "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start", "messages",
-        "network", "not_before_ns", "now_ns", "observers", "open", "paid", "placed", "policy", "processors",
-        "readiness", "record_ns", "recorded", "release_ns", "rendezvous", "requested", "resources", "retried",
-        "round", "runs", "settling", "starved", "stream_of", "streams", "taken", "tasks", "told_of_ends",
-        "touched", "transfers", "transmits",
+        "ended", "executed", "failing", "flow", "frames", "gap_ns", "gives_back", "holding", "issue_ns",
+        "issuers", "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start",
+        "messages", "network", "not_before_ns", "now_ns", "observers", "open", "paid", "placed", "policy",
+        "processors", "readiness", "record_ns", "recorded", "release_ns", "rendezvous", "requested",
+        "resources", "retried", "round", "runs", "settling", "starved", "stream_of", "streams", "taken",
+        "tasks", "told_of_ends", "touched", "transfers", "transmits",
     )  # fmt: skip
 
     def __init__(
@@ -296,12 +296,13 @@ class RunState:
         self.issuers = Issuers(machine, policy, copies)
         # Where tasks are issued to, and the resources that they share there.
         self.streams = [
-            Stream(first + lane, d, device.launch_latency_ns, device.gap_ns)
+            Stream(first + lane, d, device.launch_latency_ns)
             for d, (first, device) in enumerate(zip(machine.first_stream, machine.devices, strict=False))
             for lane in range(device.lanes)
         ]
         lane_of: list[int] = job.stream_of.tolist() if job.launched.any() else []
         self.stream_of = [self.streams[lane] for lane in lane_of]
+        self.gap_ns: list[int] = job.gap_ns.tolist()
         self.touched: set[int] = set()  # streams where something has changed
         self.launch_queues = [LaunchQueue(device.queue_depth) for device in machine.devices]
         paces = {} if conditions is None else conditions.paces

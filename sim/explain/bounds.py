@@ -328,8 +328,7 @@ def _devices(load: _Load) -> dict[str, int]:
     """
     job, devices, around, out = load.job, load.job.machine.devices, load.around_ops, {}
     of = job.device_of
-    gap = np.array([0 if d.workers else d.gap_ns for d in devices])[of]
-    rest = np.where(job.launched, gap, load.cost)
+    rest = np.where(job.launched, job.gap_ns, load.cost)
     begin = np.where(job.launched, around.start, around.taken)
     of_lanes = [device.lanes for device in devices]
     lanes = load.least(of, of_lanes, head=begin, rest=rest, times=1, tail=around.tail)
@@ -348,14 +347,14 @@ def _devices(load: _Load) -> dict[str, int]:
 def _streams(load: _Load) -> dict[str, int]:
     """Bound each stream by its tasks, the gaps between them, and the time before and after them."""
     job, machine, around, out = load.job, load.job.machine, load.around_ops, {}
-    gap, one = np.array([d.gap_ns for d in machine.devices])[job.device_of], [1] * machine.first_stream[-1]
-    least = load.least(job.stream_of, one, head=around.start, rest=gap, times=1, tail=around.tail)
+    one = [1] * machine.first_stream[-1]
+    least = load.least(job.stream_of, one, head=around.start, rest=job.gap_ns, times=1, tail=around.tail)
     for d, device in enumerate(machine.devices):
         if device.workers:
             continue
         for stream in range(machine.first_stream[d], machine.first_stream[d + 1]):
             if ns := least[stream]:
-                out[f"stream {machine.stream_name(stream)}"] = ns - device.gap_ns
+                out[f"stream {machine.stream_name(stream)}"] = max(0, ns - device.gap_ns)
     return out
 
 

@@ -301,8 +301,8 @@ class DerivedColumns:
     def launch_end(self) -> IntArray:
         """Earliest start of a launched task by its launch latency and the gap of its stream."""
         latency = np.array([d.launch_latency_ns for d in self.devices])[self.device]
-        gap = np.array([d.gap_ns for d in self.devices])[self.device]
-        gap = np.where(self.before_on_lane == UNSET, 0, gap)
+        before = self.before_on_lane
+        gap = np.where(before == UNSET, 0, self.job.gap_ns[self.trace.tasks["op"][before]])
         return np.asarray(np.maximum(self.issue + latency, self.lane_end + gap))
 
     @cached_property

@@ -36,6 +36,17 @@ FREE: Final = (*VIEWS, *WITHOUT_DATA, "source", "sink", "barrier", "synchronise"
 """Kinds that by nature do no work: without a given duration they take no time."""
 
 
+def launches_nothing(graph: Graph, ns: IntArray) -> BoolArray:
+    """Return a mask of the ops that launch no kernel if they take `ns`, and so leave no gap on a stream.
+
+    These are views and other kinds that do no work (`FREE`) where they take no time. Any other op is a kernel
+    or a copy, even one of no time, and so is a collective.
+    """
+    nothing: BoolArray = graph.is_kind(*FREE) & (ns == 0)
+    nothing[[*graph.attribute("communicator")]] = False
+    return nothing
+
+
 def reads_from(graph: Graph, *kinds: str) -> BoolArray:
     """Return a mask of the ops that read the output of an op of these kinds, directly or through views."""
     wrote, views = graph.is_kind(*kinds), graph.is_kind(*VIEWS)

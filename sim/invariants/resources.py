@@ -171,7 +171,7 @@ def one_at_a_time(c: Columns) -> None:
             f"and was issued before it, at {c.issue[following[k]]} ns"
         ),
     )
-    gap = np.array([0 if d.workers else d.gap_ns for d in c.machine.devices])[c.device[following]]
+    gap = c.job.gap_ns[c.op[one]]
     refuse(
         c.start[following] < c.end[one] + gap,
         lambda k: (

@@ -20,6 +20,7 @@ from sim.base.errors import InputError
 from sim.base.options import whole_numbers
 from sim.graph.graph import Graph, longest_path_ns
 from sim.graph.rendezvous_keys import program_edges, program_order
+from sim.graph.views import launches_nothing
 from sim.graph.walks import Dag
 from sim.job.collectives import Collectives, collectives_of, is_modelled
 from sim.machine.communicators import CarriedCollectives
@@ -167,6 +168,12 @@ class Job:
     def launched(self) -> BoolArray:
         """Whether each op is launched on a stream; otherwise a worker of its CPU executes it."""
         return np.array([device.workers == 0 for device in self.machine.devices])[self.device_of]
+
+    @frozen_property
+    def gap_ns(self) -> IntArray:
+        """The gap that each op leaves behind it on its stream; 0 on a worker, or if it launches no kernel."""
+        gap = np.array([0 if d.workers else d.gap_ns for d in self.machine.devices])[self.device_of]
+        return np.where(launches_nothing(self.graph, self.duration_ns), 0, gap)
 
     @frozen_property
     def group_of(self) -> IntArray:

@@ -393,6 +393,7 @@ def _nodes(job: Job, flow: Flow) -> Columns:
         "charged": bool(cost.any()),
         "cost": pad(cost) if cost.any() else no,
         "lane_of": pad(lane, -2),
+        "gap": job.gap_ns if job.launched.any() else no,
         "holding": bool(holds.any()),
         "holds": pad(holds) if holds.any() else no,
     }
@@ -435,7 +436,6 @@ def _devices(job: Job) -> Columns:
         "n_lanes": len(lane_device),
         "n_issuers": len(issuers),
         "limited": any(depth is not None for depth in depths),
-        "gap": np.array([d.gap_ns for d in devices])[lane_device],
         "latency": np.array([d.launch_latency_ns for d in devices])[lane_device],
         "lane_device": lane_device,
         "group": np.append(machine.group_of, UNSET),

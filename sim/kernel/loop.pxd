@@ -31,11 +31,11 @@ cdef class Run:
     # launched. `charged`: some ops have a `cost` for their issuer. `holding`: some ops keep their host thread
     # until they end. `ends`: the first row of `edge` that counts when a node ends; earlier ones count when it
     # is issued. `first_edge`: rows of `edge`, whose entries are distance * n + consumer. `release`: the
-    # earliest time at which an op is eligible.
+    # earliest time at which an op is eligible. `gap`: what each op leaves behind it on its stream.
     cdef public i32[::1] device, lane_of, first_edge, edge
     cdef public bint charged, holding, releasing
     cdef public i64 ends
-    cdef public i64[::1] cost, holds, release
+    cdef public i64[::1] cost, holds, release, gap
 
     # One entry per task. `pending`: edges that have not counted. `last`: a stack of tasks whose last edge has
     # counted. `running`: events that have not arrived. `follower`: the next task in the same queue; it links
@@ -48,7 +48,7 @@ cdef class Run:
 
     # One entry per lane. `head`, `tail`: first and last task in the queue. `free`: when it is free, including
     # the gap. `touched`: lanes to look at.
-    cdef public i64[::1] gap, latency, lane_device, head, tail, busy, free, touched, is_touched
+    cdef public i64[::1] latency, lane_device, head, tail, busy, free, touched, is_touched
     cdef public i64 n_touched
 
     # SMs that kernels share. `partition`: for each lane; -1: its kernels share nothing. `waking`: when the
@@ -135,7 +135,7 @@ cdef class Run:
     cdef inline i64 node_of(self, i64 task) noexcept
     cdef inline void complete(self) noexcept
     cdef void note(self, i64 task) noexcept
-    cdef void free_lane(self, i64 lane) noexcept
+    cdef void free_lane(self, i64 node, i64 lane) noexcept
     @cython.locals(hop=i64)
     cdef void record_event(self, i64 task, i64 node) noexcept
     @cython.locals(last=i64)

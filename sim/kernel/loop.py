@@ -96,7 +96,7 @@ class Run:
                     self.free_cores[self.device[node]] += self.cores[node]
                     self.cores_freed = True
             else:
-                self.free_lane(self.stream[task])
+                self.free_lane(node, self.stream[task])
                 if self.holding and self.holds[node]:
                     self.free_issuer(self.issuer[task])
         for k in range(self.n_ended):
@@ -122,10 +122,10 @@ class Run:
         self.noted_ns[self.n_noted] = self.now
         self.n_noted += 1
 
-    def free_lane(self, lane: int) -> None:
+    def free_lane(self, node: int, lane: int) -> None:
         """Free the stream of an ended task, and its place in the launch queue."""
         self.busy[lane] = 0
-        self.free[lane] = self.now + self.gap[lane]
+        self.free[lane] = self.now + self.gap[node]
         if self.head[lane] >= 0:
             self.touch(lane)
         if self.limited:

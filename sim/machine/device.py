@@ -159,7 +159,8 @@ class Device:
     launch_latency_ns : int
         Time from being put on a stream to the earliest start.
     gap_ns : int
-        Minimum time between the end of a task and the start of the next one on the stream.
+        Minimum time between the end of a task and the start of the next one on the stream; none behind a
+        task that launches no kernel (`sim.graph.views.launches_nothing`).
     event_ns : int
         Time from the end of a task to the earliest start of a task on another stream that waits for it.
     queue_depth : int or None

@@ -22,6 +22,7 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.streams import Recorded
 from scenarios.importers import convert, load_graph
 from scenarios.importers.kineto.kineto import load
+from scenarios.ops.control_flow import cond
 from scenarios.recorded.setup import as_recorded, run_recorded
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
@@ -189,6 +190,17 @@ def test_views_of_one_instant_follow_one_another_in_any_order_of_files(tmp_path:
     run = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), InOrder(), iterations=2)
     write_ranks(run, tmp_path)
     check_returns(run, tmp_path)
+
+
+def test_a_switch_leaves_no_gap_again(tmp_path: Path) -> None:
+    b = GraphBuilder("branch")
+    b.op("x", duration_ns=10)
+    b.op("go", duration_ns=10, attributes={"outcome": True})
+    one, other = (lambda b, v, name=name: [b.op(name, inputs=[v["x"]], duration_ns=10)] for name in "ab")
+    cond(b, "if", "go", ["x"], one, other)
+    run = simulate(b.build(), Machine((Device("gpu0", gap_ns=3),)), ReadyQueue())
+    write_chrome(run, tmp_path / "t.json")
+    assert check_returns(run, tmp_path / "t.json").device_facts["gpu0"]["gap"] == "3ns"
 
 
 def test_a_rank_that_stands_for_several_meets_itself_again(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from policies.cp_sat import translate, unit_of
 from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.optimum_lists import Lists, _least_lane
-from policies.optimum_model import Follow, JobModel
+from policies.optimum_model import Follow, JobModel, Timetable
 from policies.placement.simple import Given
 from policies.schedule_problem import LONGEST, ScheduleProblem, Time
 from scenarios.run.execute import run_case
@@ -222,6 +222,15 @@ def test_the_solver_counts_in_the_unit_of_all_times() -> None:
     assert sorted(timetable.start_ns[0]) == [0, 0, 60_000]
 
 
+def test_what_takes_no_time_goes_before_what_starts_with_it() -> None:
+    b = GraphBuilder("two")
+    b.op("a", duration_ns=10)
+    b.op("view", kind="reshape", duration_ns=0)
+    job = simulate(b.build(), Machine((Device("g", streams=2, gap_ns=2),)), InOrder()).job
+    follow = Follow(Timetable([[0, 0]], [[0, 0]], [0, 0], 10), "completion")
+    assert (follow.order(job), follow.assign(job)) == ([1, 0], [0, 0])
+
+
 # -- brute force -------------------------------------------------------------------------------
 
 
@@ -284,11 +293,13 @@ def test_devices_are_chosen_too(sharing: Any, seed: int) -> None:
     b = GraphBuilder("anywhere")
     for k in range(4):
         inputs = [f"op{j}" for j in range(k) if rng.random() < 0.6]
-        times = {"cpu": int(rng.integers(5, 40)), "gpu": int(rng.integers(5, 40))}
-        b.op(f"op{k}", inputs=inputs, outputs=int(rng.integers(0, 9)), duration_by_kind=times)
+        kind = "reshape" if rng.random() < 0.3 else "op"
+        times = {"cpu": int(rng.integers(5, 40)), "gpu": int(rng.integers(5, 40)) * (kind == "op")}
+        nbytes = int(rng.integers(0, 9))
+        b.op(f"op{k}", kind=kind, inputs=inputs, outputs=nbytes, duration_by_kind=times)
     graph = b.build()
     links = tuple(Link(a + c, a, c, 3, 10**9, sharing) for a, c in (("c", "g"), ("g", "c")))
-    machine = Machine((Device("c", "cpu", workers=1), Device("g")), links, (), make_network)
+    machine = Machine((Device("c", "cpu", workers=1), Device("g", gap_ns=3)), links, (), make_network)
     runs = [
         simulate(
             graph,

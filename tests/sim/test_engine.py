@@ -13,8 +13,11 @@ from runs import checked
 
 from devices.machine import make_device
 from policies.issue.ready_queue import ReadyQueue
+from policies.streams import Recorded
 from sim import Device, Graph, GraphBuilder, Host, Issuer, Job, Link, Machine, Policy, Task, Trace, simulate
 from sim.base.errors import GraphError, InfeasibleError, InputError, StuckError
+from sim.explain.bounds import bounds
+from sim.explain.idle import idle_reasons
 
 pytestmark = pytest.mark.usefixtures("both_engines")
 
@@ -120,6 +123,32 @@ def test_every_overhead_of_a_stream_has_its_place() -> None:
 
     trace = simulate(graph, Machine((device,)), InProgramOrder(synchronisation="issue"), streams=Alternate())
     assert intervals(trace) == {"a": (8, 18), "c": (19, 29), "b": (20, 30), "d": (31, 41)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "bound", "idle"),
+    [("reshape", 37, 32, {"launch": 2, "event": 5}), ("copy", 39, 36, {"launch": 6, "event": 3})],
+)
+def test_a_view_of_no_time_leaves_no_gap(kind: str, end: int, bound: int, idle: dict[str, int]) -> None:
+    """Gap 2, event 5: a ends at 10, b begins at 12, c waits until 17 for the event of x, d begins at 27."""
+    b = GraphBuilder("view")
+    rows = ("a", 10, 0, []), ("b", 0, 0, ["a"]), ("x", 12, 1, []), ("c", 8, 0, ["b", "x"]), ("d", 0, 0, ["c"])
+    for name, ns, stream, inputs in (*rows, ("e", 10, 0, ["d"])):
+        b.op(name, kind=kind, inputs=inputs, duration_ns=ns, attributes={"stream": stream})
+    machine = Machine((Device("gpu0", streams=2, gap_ns=2, event_ns=5),))
+    trace = simulate(b.build(), machine, ReadyQueue(synchronisation="issue"), streams=Recorded())
+    found = {name: end for name, (_, end) in intervals(trace).items()}
+    assert found == {"a": 10, "b": 12, "x": 12, "c": 25, "d": 27, "e": end}
+    assert bounds(trace).by_source["stream gpu0/0"] == bound
+    assert idle_reasons(trace) == {"gpu0": idle}
+
+
+def test_a_barrier_of_ranks_is_a_kernel_even_of_no_time() -> None:
+    b = GraphBuilder("barrier")
+    b.op("meet", kind="barrier", duration_ns=0, attributes={"communicator": "all"})
+    b.op("a", inputs=["meet"], duration_ns=10)
+    trace = simulate(b.build(), Machine((Device("gpu0", gap_ns=2),)), ReadyQueue())
+    assert intervals(trace) == {"meet": (0, 0), "a": (2, 12)}
 
 
 def test_a_full_launch_queue_blocks_the_host() -> None:

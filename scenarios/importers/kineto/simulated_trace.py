@@ -41,6 +41,7 @@ from sim.export.chrome import SIMULATOR
 from sim.graph.builder import GraphBuilder
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph
+from sim.graph.views import FREE
 from sim.job.collectives import COLLECTIVE_KINDS
 
 # ----------------------------------------------------------------------------------------------------------
@@ -99,6 +100,11 @@ class Slice:
         """Whether it ran on a stream, not on a thread."""
         return "stream" in self.attributes
 
+    @property
+    def leaves_gap(self) -> bool:
+        """Whether its device's gap follows it on its stream, as in `sim.graph.views.launches_nothing`."""
+        return self.kind not in FREE or self.duration_ns > 0 or "communicator" in self.attributes
+
 
 def slices_in(path: StrPath, events: Iterable[Any]) -> Iterator[Slice]:
     """Yield what ran, from a file's events, on the device and thread named by its process and thread.
@@ -133,7 +139,7 @@ def _slice(event: Any, lane: tuple[int, int], device: str, thread: str) -> Slice
     name = text(args, "op") if "op" in args else title
     kind = text(args, "kind") if "kind" in args else "transfer"
     if kind in CONTROL_FLOW_KINDS:
-        kind = "op"  # its decision has been made
+        kind = "identity"  # its decision has been made
     attributes: dict[str, Any] = {"stream": args.get("stream", args.get("on stream", thread))}
     if launches or category == _WORKER:
         attributes = {"thread": thread}
@@ -303,7 +309,8 @@ def delays_of(
             issued[id(each)] = max([0, *told])
             streams = [source for source in each.before if source.on_stream]
             ready = [
-                source.end_ns + (gap if source.lane == each.lane else own.event_hop) for source in streams
+                source.end_ns + (gap * source.leaves_gap if source.lane == each.lane else own.event_hop)
+                for source in streams
             ]
             ready.append(issued[id(each)] + own.launch_latency)
         late = each.start_ns - max(ready)
