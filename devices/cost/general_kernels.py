@@ -258,6 +258,10 @@ _FEWEST: Final = 4  # columns of a tile whose operands a vector unit loads anew:
 _FEW_CHANNELS: Final = 4.0
 """How many times as long operands take that are gathered tap by tap, as channels do not fill 16 bytes: 4 on
 a V100 (its vector units do it), 3.4 and 4.9 for two vision transformers' patches on an H100."""
+_FIRST_LAYER: Final = 7
+"""Up to which size newer libraries have kernels of their own for the first layer: ResNet-18 takes 73 us
+an image on an RTX 4090, of which the first layer would take 22 if it were gathered."""
+_TENSOR_COLUMNS: Final = 16  # of which an instruction computes several rows
 _SIDE_BY_SIDE: Final = 64  # channels whose gradients by weights a tile takes together
 _TRANSFORM: Final = 2.0  # bytes from L2 that one of a transform costs: part of them come from DRAM
 
@@ -276,6 +280,9 @@ def _ways(dtype: str, direction: str, tensor: bool) -> FloatArray:
     return np.array(ways if large else [*ways, *_TRANSFORMED], float).T
 
 
+NATIVE_NCHW: Final = frozenset(("pascal", "volta"))
+"""Whose convolutions in 16 bits compute in the layout that PyTorch and ONNX have; tensor cores of later ones
+want channels last, and the library converts (`cudnn::nchwToNhwcKernel`), but for a recorded kernel."""
 _CONV_SIZES: Final = "in_channels out_channels kernel_h kernel_w stride_h stride_w group"
 _ONE: Final = dict.fromkeys(("stride_h", "stride_w", "group", "dilation"), 1.0)
 
@@ -321,14 +328,22 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
             m = m * np.ceil(cin / together) * together / cin
         else:
             deep = cin if direction == "forward" else cout
-            k = k * np.ceil(deep / fill) * fill / deep
-        slower, whole = np.where(odd, _FEW_CHANNELS, 1.0), odd & (direction == "forward")
+            first = (g == 1) & (kh <= _FIRST_LAYER) & np.bool_(sheet.generation not in NATIVE_NCHW)
+            least = np.where(first & (deep < fill / 2), fill / 2, fill)
+            k = k * np.ceil(deep / least) * least / deep
+        gathered = odd & (g == 1) & ((kh > _FIRST_LAYER) | np.bool_(sheet.generation in NATIVE_NCHW))
+        slower, whole = np.where(gathered, _FEW_CHANNELS, 1.0), odd & (direction == "forward")
     tile_n, tile_m, may_split, cell = _ways(dtype, direction, tensor)
     side, area, plain = np.maximum(cell, 1), kh * kw, (sh == 1) & (g == 1)
     winograd, fourier = (cell > 0) & (cell < 5), cell == 5
     padded = np.where(winograd, np.ceil(oh / side) * np.ceil(ow / side) * side**2 / (oh * ow), 1.0)
     less = np.where(fourier, np.maximum(1, area / 10), np.where(winograd, 9 * side**2 / (side + 2) ** 2, 1.0))
-    tiles = g * np.ceil(n / tile_n) * np.ceil(m * padded / tile_m)
+    beside = np.ones_like(m * tile_n)  # groups whose columns share a tile
+    if tensor:
+        columns_each = np.ceil(n / _TENSOR_COLUMNS) * _TENSOR_COLUMNS
+        beside = np.clip(np.floor(tile_n / columns_each), 1, g)
+        tile_n = np.where(beside > 1, columns_each * beside, tile_n)
+    tiles = np.ceil(g / beside) * np.ceil(n / tile_n) * np.ceil(m * padded / tile_m)
     split = np.where((may_split > 0) & ~whole, _filling(tiles, k, sheet.sms), 1.0)
     part_k = np.ceil(k / split / 8) * 8
     flops = 2 * tiles * split * tile_n * tile_m * part_k / less * slower
@@ -450,12 +465,15 @@ def by_bytes(
     most = np.maximum(np.where(reduces, nbytes_read, nbytes_written), width)
     forward = kind.removesuffix("_grad")
     itself, of_forward = KINDS.get(kind, {}), KINDS.get(forward, {})
+    given = attributes or [{}]  # one for all ops
     operands: Sequence[Any] = of_forward.get("gradient", ()) if forward != kind else ()
     if not operands:
-        operands = [np.maximum((nbytes_read + nbytes_written) / most - 1, 0) + itself.get("reads", 0.0)]
+        more = np.array([itself.get("trained", 0.0) * bool(each.get("training_mode")) for each in given])
+        operands = [
+            np.maximum((nbytes_read + nbytes_written) / most - 1, 0) + itself.get("reads", 0.0) + more
+        ]
     beside = nbytes_read - most  # of the smaller operand, where one is stretched to the other's shape
     stretched = (beside > 8) & (beside < 0.9 * most) & (of_forward.get("indexes") == "stretched")
-    given = attributes or [{}]  # one for all ops
     strided = np.array([_STRIDED.search(str(each.get("kernel", ""))) is not None for each in given])
     always = of_forward.get("indexes") == "always"
     indexed = np.where(stretched | strided | always, 1.0, 0.0)

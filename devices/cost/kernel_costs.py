@@ -27,7 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.cost.cost_models import alike
-from devices.cost.general_kernels import KINDS, by_bytes, implicit_product, is_eager, layout_conversions
+from devices.cost.general_kernels import (
+    KINDS,
+    NATIVE_NCHW,
+    by_bytes,
+    implicit_product,
+    is_eager,
+    layout_conversions,
+)
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel
 from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, product_of, take
 from devices.cost.language_kernels import LANGUAGE_DEMANDS, seen_pairs, sooner_ns
@@ -64,13 +71,13 @@ _IN_PROGRAM: Final = 0.1
 """Half width (log) that a program adds to a kernel's: neighbours, clock and caches are not those of one that
 runs again and again. Beyond what tables are off, kinds of op of BERT in fp32 on four GPUs were off by 0.06
 (four of five, by time) and 0.15 (by kind)."""
-_NATIVE_NCHW: Final = frozenset(("pascal", "volta"))
-"""Whose convolutions in 16 bits compute in the layout that PyTorch and ONNX have; tensor cores of later ones
-want channels last, and the library converts (`cudnn::nchwToNhwcKernel`), but for a recorded kernel."""
+_PLANAR: Final = 1.4
+"""How many times as long a convolution of 1 x 1 takes on NCHW as on NHWC: it is a product of rows of pixels,
+and no tensor is converted."""
 _NATIVE_TAP: Final = 50
-"""Flop that PyTorch's own depthwise kernels (all in fp32) take for each weight of each output: 205 G of these
-a second on an RTX 2080 Ti (pytorch#18631), 293 G on a V100 (pytorch#40801, three passes). cuDNN's in 16 bits
-are bound by memory: MobileNet on an RTX 3090 (pytorch-image-models, results/)."""
+"""Flop that PyTorch's own depthwise kernels take for each weight of each output: 205 G of these a second on
+an RTX 2080 Ti (pytorch#18631), 293 G on a V100 (pytorch#40801, three passes). For 3 x 3 and 5 x 5 in fp16 it
+takes cuDNN's (aten/src/ATen/native/Convolution.cpp), which memory bounds, at two thirds of its rate."""
 _ON_VECTOR_UNITS: Final = frozenset(("fp32", "fp64", "int32", "int64", "uint32", "uint64", "complex64"))
 
 
@@ -242,16 +249,20 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     s = {name: np.where(known, column, 1.0) for name, column in s.items()}
     depthwise = known & (s["in_channels"] == s["group"]) & (s["group"] > 1)  # each number is a sum of few
     _, (read, weights, made), _ = implicit_product(s)
-    flops = s["kernel_h"] * s["kernel_w"] * (2 if ELEMENT_BYTES[ops.dtype] == 2 else _NATIVE_TAP)
-    moved = {"elements": made, "operands": (read + weights) / made, "element_flops": flops}
+    of_cudnn = np.isin(s["kernel_h"], (3, 5)) & (s["kernel_h"] == s["kernel_w"]) & (ops.dtype == "fp16")
+    flops = s["kernel_h"] * s["kernel_w"] * np.where(of_cudnn, 2, _NATIVE_TAP)
+    operands = (read + weights) / made + of_cudnn
+    moved = {"elements": made, "operands": operands, "element_flops": flops}
     asks = [KernelAsk(depthwise, "elementwise", moved, _GUESSED_WIDTH)] * len(ways)
-    many = known & ~depthwise
+    many, pixel = known & ~depthwise, s["kernel_h"] * s["kernel_w"] == 1
+    # One that was recorded is the kernel alone; a compiler that fuses keeps to the layout that it wants.
+    alone = many & np.array([not {"kernel", "fused"} & each.keys() for each in ops.attributes], bool)
+    alone &= ELEMENT_BYTES[ops.dtype] == 2 and sheet.generation not in NATIVE_NCHW
     asks += [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]
-    asks += [KernelAsk(many & ~square, f"conv_{way}", {**s, "direction": way}) for way in ways]
-    if ELEMENT_BYTES[ops.dtype] == 2 and sheet.generation not in _NATIVE_NCHW:
-        alone = many & np.array(["kernel" not in each for each in ops.attributes], bool)
-        each = [{"elements": count, "operands": 1} for count in layout_conversions(s)] * len(ways)
-        asks += [KernelAsk(alone, "elementwise", sizes) for sizes in each]
+    slower = np.where(alone & pixel, _PLANAR, 1.0)
+    asks += [KernelAsk(many & ~square, f"conv_{way}", {**s, "direction": way}, times=slower) for way in ways]
+    each = [{"elements": count, "operands": 1} for count in layout_conversions(s)] * len(ways)
+    asks += [KernelAsk(alone & ~pixel, "elementwise", sizes) for sizes in each]
     return [*asks, *_by_flops(ops, sheet, ~known)]
 
 

@@ -43,7 +43,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 LENDERS: Final = yaml_beside(__file__, "lenders.yaml")
 GENERATIONS: Final[Mapping[str, str]] = LENDERS["generations"]
 """Generation -> the fit of its only measured GPU, or of several together."""
-_LEAST_HBM: Final = 700e9
+_LEAST_HBM: Final = 500e9
 _FEW_COLUMNS: Final = 128.0
 CHIP_WIDTH, HOST_WIDTH, DTYPE_WIDTH = 0.06, 0.1, 0.15
 GENERATION_WIDTH, NEAREST_WIDTH = 0.13, 0.55
