@@ -104,15 +104,16 @@ def read_table(path: StrPath) -> tuple[list[str], list[tuple[str, dict[str, str]
         As `read_text`, two columns have one name, or a row has more or fewer values than there are columns.
     """
     try:
-        lines = list(csv.reader(io.StringIO(read_text(path))))
+        reader = csv.reader(io.StringIO(read_text(path)))
+        lines = [(reader.line_num, line) for line in reader]
     except csv.Error as error:
         raise InputError(f"{path}: is no table in CSV: {error}") from None
-    header = [name.strip() for name in lines[0]] if lines else []
+    header = [name.strip() for name in lines[0][1]] if lines else []
     twice = next((name for name in header if name and header.count(name) > 1), None)
     if twice:
         raise InputError(f"{path}:1: two columns are called {twice!r}; rename or remove one")
     rows = []
-    for number, line in enumerate(lines[1:], start=2):
+    for number, line in lines[1:]:
         if line and len(line) != len(header):
             raise InputError(f"{path}:{number}: {len(line)} values under {len(header)} columns")
         if line:

@@ -240,6 +240,7 @@ def test_what_else_ours_says(tmp_path: Path) -> None:
             AZURE_2023 + "\n2023-11-16 18:17:04.0319600,110",
             "trace:5: 2 values under 3 columns",
         ),
+        ('id,arrival,prompt,output\n"a\nb",1ms,4,2\nc,2ms,x,2\n', "trace:4: prompt: should be a whole"),
         (AZURE_2023.replace("4808", "0"), "trace:2: an answer to a prompt without tokens"),
         (
             AZURE_2023.replace("2023-11-16 18:17:03", "yesterday:"),
