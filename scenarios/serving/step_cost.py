@@ -58,7 +58,7 @@ def interpolate(value: Callable[..., float], axes: Sequence[Sequence[float]], *s
     value : callable
         ``value(*sizes)`` of sizes on the axes.
     axes : sequence
-        Ascending sizes. Beyond the last the line goes on, unless it falls.
+        Ascending sizes. Beyond the last the line goes on if it rises, else its last value holds.
     *sizes : float
     """
     if not axes:
@@ -70,7 +70,8 @@ def interpolate(value: Callable[..., float], axes: Sequence[Sequence[float]], *s
         return first
     last = interpolate(partial(value, axis[i + 1]), axes[1:], *sizes[1:])
     part = (size - axis[i]) / (axis[i + 1] - axis[i])
-    return (1 - part) * first + part * (last if part <= 1 else max(first, last))
+    part = min(part, 1) if last < first else part
+    return (1 - part) * first + part * last
 
 
 def _graph_size(count: int) -> int:

@@ -351,6 +351,12 @@ def test_between_sizes_a_plane_is_exact(x: float, y: float) -> None:
     )
 
 
+@pytest.mark.parametrize(("times", "beyond"), [((5, 9, 10), (10, 10.5, 12)), ((5, 10, 9), (9, 9, 9))])
+def test_beyond_the_last_size_a_line_goes_on_if_it_rises(times: Sequence[int], beyond: Sequence[int]) -> None:
+    known = dict(zip((1, 2, 4), times, strict=True))
+    assert tuple(interpolate(known.__getitem__, [[1, 2, 4]], size) for size in (4, 5, 8)) == beyond
+
+
 def test_tables_of_measured_kernels(tmp_path: Path) -> None:
     """Two layers: norms twice, the product once, the embedding once for all; attention of both at once."""
     (tmp_path / "dense.csv").write_text(
