@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 import typer
 
-from devices.cost.kernel_fits import FOLDER, GENERATIONS, NEAREST_WIDTH, SCHEMA
+from devices.cost.kernel_fits import FOLDER, GENERATIONS, SCHEMA
 from devices.cost.kernel_model import Model
 from devices.presets import device_preset
 from studies.kernels.fitting import alone, as_sure_as
@@ -33,6 +33,9 @@ from studies.kernels.judge import (
 from studies.kernels.tables import GDDR, HBM, Table, tables
 from studies.program import Data, Tables, run
 
+_TENSOR_CONV_WIDTH: Final = 0.3
+"""Half width that another card adds to a V100's convolutions in 16 bits: with it, the part of convolutions in
+45 CNNs on four cards (`studies.kernels.cnns`) is inside in four of five."""
 POOLED: Final = tuple(name for generation, name in GENERATIONS.items() if generation == name)
 
 
@@ -40,7 +43,7 @@ def fits_of(table: Table) -> dict[str, Model]:
     """Return the fits of a table by file: for a GPU, its generation, or all unmeasured ones."""
     found = {gpu: alone(own(table, gpu, rows), gpu) for gpu, rows in table.rows.items()}
     if table.name.startswith("conv_") and table.dtype == "fp16":  # a P100 has no tensor cores
-        return found | {"unmeasured": found["v100-sxm"].wider(NEAREST_WIDTH)}
+        return found | {"unmeasured": found["v100-sxm"].wider(_TENSOR_CONV_WIDTH)}
     every = [*without(sampled(table)).values()]
     added = added_width(every, f"{table.name} {table.dtype}", far=False)
     for name, gpus in _shared(table).items():
