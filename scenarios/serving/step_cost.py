@@ -44,6 +44,8 @@ _KEPT: Final = {name: recipe.kept for name, recipe in LOW_PRECISION.items()}
 _BYTES: Final = {"bf16": 2.0, "fp16": 2.0, **_KEPT, "fp8-block": 1 + 4 / 128**2}
 """Bytes of a weight with its scales: fp8 has one per block of 128 x 128, activations one per 128."""
 
+_MOST: Final = 10**12
+"""Largest size, or time in us, in a table."""
 _LONG: Final = range(0, 2**24, 64)
 """Token counts at which longer steps are computed."""
 _SIZES: Final = (1, *(size << power for power in range(23) for size in (2, 3)), 2**24)
@@ -293,9 +295,13 @@ def _read(path: Path, *columns: str) -> pd.DataFrame:
     types = {name: str if name == "layer" else float for name in columns}
     with in_file(path):
         try:
-            return pd.read_csv(path, usecols=[*columns], dtype=types)
+            table = pd.read_csv(path, usecols=[*columns], dtype=types).dropna()
         except (OSError, ValueError) as error:
             raise InputError(f"cannot be read as a table of {', '.join(columns)}: {error}") from None
+        numbers = table.select_dtypes("number").to_numpy()
+        if not numbers.size or numbers.min() < 0 or numbers.max() > _MOST:
+            raise InputError(f"should have rows, and in them numbers from 0 to {_MOST:,}")
+        return table
 
 
 def _sum(path: Path, size: str, times: dict[str, int], default: int) -> pd.Series:
@@ -308,13 +314,14 @@ def _sum(path: Path, size: str, times: dict[str, int], default: int) -> pd.Serie
 
 def _most_experts(path: Path) -> Callable[[float], float]:
     """Return the time of as many experts as were measured, by the number of tokens."""
-    table = _read(path, "tokens", "activated_experts", "time_us").sort_values("activated_experts")
-    return _line(table.groupby("tokens")["time_us"].last())
+    table = _read(path, "tokens", "activated_experts", "time_us")
+    by_experts = table.pivot_table("time_us", "tokens", "activated_experts")
+    return _line(by_experts.ffill(axis="columns").iloc[:, -1])
 
 
 def _alpha(path: Path) -> Callable[[float], float]:
     """Return alpha of uneven decodes, as a function of their number."""
-    table = _read(path, "n", "t_mean_us", "t_max_us", "t_skew_us").dropna()
+    table = _read(path, "n", "t_mean_us", "t_max_us", "t_skew_us")
     span, more = (table[name] - table["t_mean_us"] for name in ("t_max_us", "t_skew_us"))
     sums = pd.DataFrame({"n": table["n"], "x": span * more, "y": span * span}).groupby("n").sum()
     counts, alphas = sums.index.to_numpy(float), (sums["x"] / sums["y"]).to_numpy()
@@ -328,7 +335,7 @@ def _line(times: pd.Series) -> Callable[[float], float]:
 
 def _grid(path: Path, *columns: str) -> Callable[..., float]:
     """Return times as a function of sizes; one without a measurement is that of the next smaller sizes."""
-    times = _read(path, *columns, "time_us").set_index([*columns])["time_us"]
+    times = _read(path, *columns, "time_us").groupby([*columns])["time_us"].mean()
     axes = [sorted(set(times.index.get_level_values(name))) for name in columns]
     times = times.reindex(pd.MultiIndex.from_product(axes, names=columns))
     for name in columns:  # a size that does not matter was measured only at 0

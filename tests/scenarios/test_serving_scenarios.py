@@ -358,12 +358,16 @@ def test_beyond_the_last_size_a_line_goes_on_if_it_rises(times: Sequence[int], b
 
 
 def test_tables_of_measured_kernels(tmp_path: Path) -> None:
-    """Two layers: norms twice, the product once, the embedding once for all; attention of both at once."""
+    """Two layers: norms twice, the product once, the embedding once for all; attention of both at once.
+
+    What was measured twice takes the mean.
+    """
     (tmp_path / "dense.csv").write_text(
         "layer,tokens,time_us\nembedding,1,1\nembedding,11,1\nlayernorm,1,2\nlayernorm,11,2\nqkv_proj,1,10\nqkv_proj,11,20\n"
     )
     (tmp_path / "per_sequence.csv").write_text("layer,sequences,time_us\nlm_head,1,100\nlm_head,3,120\n")
-    rows = [(0, 0, 1, 10, 5), (0, 0, 1, 20, 7), (8, 0, 0, 0, 9), (8, 0, 1, 10, 12), (8, 0, 1, 20, 14)]
+    rows = [(0, 0, 1, 10, 5), (0, 0, 1, 20, 7), (8, 0, 0, 0, 9), (8, 0, 1, 10, 12)]
+    rows += [(8, 0, 1, 20, 13), (8, 0, 1, 20, 15)]
     head = "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n"
     (tmp_path / "attention.csv").write_text(head + "".join(",".join(map(str, row)) + "\n" for row in rows))
     step = TableStep(tmp_path, layers=2)
@@ -372,9 +376,14 @@ def test_tables_of_measured_kernels(tmp_path: Path) -> None:
     # the chunk and the decode: 9 tokens take 18 in the product
     assert step(_step((8, 0), (1, 9))) == 1000 * (1 + 2 * (2 + 2 + 18) + 110 + 2 * 12)
     assert TableStep(tmp_path, 2, lambda tokens: 500.0)(_step((1, 14))) == 143_000
-    (tmp_path / "attention.csv").write_text("chunk\n1\n")
-    with pytest.raises(InputError, match=r"attention\.csv: cannot be read as a table of .*prefill_chunk"):
-        TableStep(tmp_path, layers=2)
+    for text, message in (
+        ("chunk\n1\n", "cannot be read as a table of .*prefill_chunk"),
+        (head, "should have rows"),
+        (head + "0,0,1,10,-5\n", "should have rows, and in them numbers from 0 to 1,000"),
+    ):
+        (tmp_path / "attention.csv").write_text(text)
+        with pytest.raises(InputError, match=rf"attention\.csv: {message}"):
+            TableStep(tmp_path, layers=2)
 
 
 def test_a_token_goes_to_its_experts_alone() -> None:
