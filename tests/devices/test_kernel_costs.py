@@ -313,7 +313,8 @@ def test_convolutions_in_16_bits_of_few_channels_gather_and_later_gpus_convert_t
         for shape in ({}, patches):
             sizes = {**PLAIN, "batch": 64, **shape, **recorded}
             few, full = (ns_of("conv", "fp16", gpu, sizes | {"in_channels": n}) for n in (3, 8))
-            assert (1.5 < few / full < 5) == (gpu == "v100-sxm" or shape == patches)
+            assert few / full < 5
+            assert (few / full > 1.5) == (gpu == "v100-sxm" or shape == patches)
         whole, one = (ns_of("conv", "fp16", gpu, sizes) for sizes in (PLAIN, PLAIN | recorded))
         assert (whole == one) == (gpu == "v100-sxm")
         assert one <= whole < 5 * one
