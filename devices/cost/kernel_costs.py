@@ -74,10 +74,14 @@ runs again and again. Beyond what tables are off, kinds of op of BERT in fp32 on
 _PLANAR: Final = 1.4
 """How many times as long a convolution of 1 x 1 takes on NCHW as on NHWC: it is a product of rows of pixels,
 and no tensor is converted."""
-_NATIVE_TAP: Final = 50
-"""Flop that PyTorch's own depthwise kernels take for each weight of each output: 205 G of these a second on
-an RTX 2080 Ti (pytorch#18631), 293 G on a V100 (pytorch#40801, three passes). For 3 x 3 and 5 x 5 in fp16 it
-takes cuDNN's (aten/src/ATen/native/Convolution.cpp), which memory bounds, at two thirds of its rate."""
+_NATIVE_TAP: Final = {False: 50, True: 30}
+"""Flop that PyTorch's own depthwise kernels take for each weight of each output, in 32 and 16 bits: 205 G of
+these a second on an RTX 2080 Ti (pytorch#18631), 293 G on a V100 (pytorch#40801, three passes); ConvMixer on
+RTX 3090 and 4090. For 3 x 3 and 5 x 5 in fp16 it takes cuDNN's (aten/src/ATen/native/Convolution.cpp), which
+memory bounds, at two thirds of its rate."""
+_TAP_SUMS: Final = 5.0
+"""How many times as long as forward the gradient of a depthwise convolution by its few weights takes in fp16:
+training steps of MobileNet v2 and MnasNet on an RTX 3090 (pytorch-image-models)."""
 _ON_VECTOR_UNITS: Final = frozenset(("fp32", "fp64", "int32", "int64", "uint32", "uint64", "complex64"))
 
 
@@ -249,15 +253,19 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     s = {name: np.where(known, column, 1.0) for name, column in s.items()}
     depthwise = known & (s["in_channels"] == s["group"]) & (s["group"] > 1)  # each number is a sum of few
     _, (read, weights, made), _ = implicit_product(s)
+    halves = ELEMENT_BYTES[ops.dtype] == 2
     of_cudnn = np.isin(s["kernel_h"], (3, 5)) & (s["kernel_h"] == s["kernel_w"]) & (ops.dtype == "fp16")
-    flops = s["kernel_h"] * s["kernel_w"] * np.where(of_cudnn, 2, _NATIVE_TAP)
+    flops = s["kernel_h"] * s["kernel_w"] * np.where(of_cudnn, 2, _NATIVE_TAP[halves])
     operands = (read + weights) / made + of_cudnn
     moved = {"elements": made, "operands": operands, "element_flops": flops}
-    asks = [KernelAsk(depthwise, "elementwise", moved, _GUESSED_WIDTH)] * len(ways)
+    asks = []
+    for way in ways:
+        times = np.where(of_cudnn & (way == "backward_weights"), _TAP_SUMS, 1.0)
+        asks.append(KernelAsk(depthwise, "elementwise", moved, _GUESSED_WIDTH, times))
     many, pixel = known & ~depthwise, s["kernel_h"] * s["kernel_w"] == 1
     # One that was recorded is the kernel alone; a compiler that fuses keeps to the layout that it wants.
     alone = many & np.array([not {"kernel", "fused"} & each.keys() for each in ops.attributes], bool)
-    alone &= ELEMENT_BYTES[ops.dtype] == 2 and sheet.generation not in NATIVE_NCHW
+    alone &= halves and sheet.generation not in NATIVE_NCHW
     asks += [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]
     slower = np.where(alone & pixel, _PLANAR, 1.0)
     asks += [KernelAsk(many & ~square, f"conv_{way}", {**s, "direction": way}, times=slower) for way in ways]
