@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import PlainValidator, WithJsonSchema
 
-from devices.cost.cost_warnings import warn_of_plain_ops
 from devices.describe.field_types import DEFAULT, quantity_schema, reader
 from devices.machine import make_device
 from devices.presets import device_preset, presets
@@ -405,6 +404,8 @@ def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -
     if before.name == after.name:
         return graph
     untimed = np.where(which, UNSET, graph.duration_ns)
+    from devices.cost.cost_warnings import warn_of_plain_ops
+
     warn_of_plain_ops(replace(graph, duration_ns=untimed, duration_by_kind={}), [after.device])
     low, high, known, few = _ratios(graph, which, before, after)
     ends = {"low": low, "middle": np.sqrt(low * high), "high": high}
