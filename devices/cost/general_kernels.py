@@ -323,22 +323,22 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     if tensor:
         fill = 16 / width
         odd = (cin % fill > 0) | (cout % fill > 0)
+        first = (kh <= _FIRST_LAYER) & (sheet.generation not in NATIVE_NCHW)
         if direction == "backward_weights":
             together = np.where(odd, fill, _SIDE_BY_SIDE)
             m = m * np.ceil(cin / together) * together / cin
         else:
             deep = cin if direction == "forward" else cout
-            first = (g == 1) & (kh <= _FIRST_LAYER) & np.bool_(sheet.generation not in NATIVE_NCHW)
-            least = np.where(first & (deep < fill / 2), fill / 2, fill)
+            least = np.where((g == 1) & first & (deep < fill / 2), fill / 2, fill)
             k = k * np.ceil(deep / least) * least / deep
-        gathered = odd & (g == 1) & ((kh > _FIRST_LAYER) | np.bool_(sheet.generation in NATIVE_NCHW))
-        slower, whole = np.where(gathered, _FEW_CHANNELS, 1.0), odd & (direction == "forward")
+        slower = np.where(odd & (g == 1) & ~first, _FEW_CHANNELS, 1.0)
+        whole = odd & (direction == "forward")
     tile_n, tile_m, may_split, cell = _ways(dtype, direction, tensor)
     side, area, plain = np.maximum(cell, 1), kh * kw, (sh == 1) & (g == 1)
     winograd, fourier = (cell > 0) & (cell < 5), cell == 5
     padded = np.where(winograd, np.ceil(oh / side) * np.ceil(ow / side) * side**2 / (oh * ow), 1.0)
     less = np.where(fourier, np.maximum(1, area / 10), np.where(winograd, 9 * side**2 / (side + 2) ** 2, 1.0))
-    beside = np.ones_like(m * tile_n)  # groups whose columns share a tile
+    beside: Any = 1  # groups whose columns share a tile
     if tensor:
         columns_each = np.ceil(n / _TENSOR_COLUMNS) * _TENSOR_COLUMNS
         beside = np.clip(np.floor(tile_n / columns_each), 1, g)
@@ -468,10 +468,11 @@ def by_bytes(
     given = attributes or [{}]  # one for all ops
     operands: Sequence[Any] = of_forward.get("gradient", ()) if forward != kind else ()
     if not operands:
-        more = np.array([itself.get("trained", 0.0) * bool(each.get("training_mode")) for each in given])
-        operands = [
-            np.maximum((nbytes_read + nbytes_written) / most - 1, 0) + itself.get("reads", 0.0) + more
-        ]
+        more = itself.get("reads", 0.0)
+        if "trained" in itself:
+            trained = [bool(each.get("training_mode")) for each in given]
+            more = np.where(trained, itself["trained"], more)
+        operands = [np.maximum((nbytes_read + nbytes_written) / most - 1, 0) + more]
     beside = nbytes_read - most  # of the smaller operand, where one is stretched to the other's shape
     stretched = (beside > 8) & (beside < 0.9 * most) & (of_forward.get("indexes") == "stretched")
     strided = np.array([_STRIDED.search(str(each.get("kernel", ""))) is not None for each in given])

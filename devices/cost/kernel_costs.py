@@ -74,7 +74,7 @@ runs again and again. Beyond what tables are off, kinds of op of BERT in fp32 on
 _PLANAR: Final = 1.4
 """How many times as long a convolution of 1 x 1 takes on NCHW as on NHWC: it is a product of rows of pixels,
 and no tensor is converted."""
-_NATIVE_TAP: Final = {False: 50, True: 30}
+_NATIVE_TAP, _NATIVE_TAP_HALVES = 50, 30
 """Flop that PyTorch's own depthwise kernels take for each weight of each output, in 32 and 16 bits: 205 G of
 these a second on an RTX 2080 Ti (pytorch#18631), 293 G on a V100 (pytorch#40801, three passes); ConvMixer on
 RTX 3090 and 4090. For 3 x 3 and 5 x 5 in fp16 it takes cuDNN's (aten/src/ATen/native/Convolution.cpp), which
@@ -144,9 +144,10 @@ def _product(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     sizes = ops.columns("m n k batch", batch=1)
     known, asks = _are_known(sizes), _by_flops(ops, sheet, ~_are_known(sizes))
     if not ops.kind.endswith("_grad"):
-        cell = ops.kind in ("lstm", "gru", "rnn")  # whose steps run one after another
-        one = _as_product(ops, sheet, known, sizes, _GUESSED_WIDTH * cell)
-        return [*(ask._replace(times=ops.column("seq_len", 1.0) if cell else 1.0) for ask in one), *asks]
+        if ops.kind in ("lstm", "gru", "rnn"):  # their steps run one after another
+            step = _as_product(ops, sheet, known, sizes, _GUESSED_WIDTH)
+            return [*(ask._replace(times=ops.column("seq_len", 1.0)) for ask in step), *asks]
+        return [*_as_product(ops, sheet, known, sizes), *asks]
     m, n, k, batch = sizes.values()
     both = ops.flops > 3 * m * n * k * batch
     for rows, new in ((known, (m, k, n)), (known & both, (k, n, m))):  # by the input and by the weights
@@ -252,26 +253,33 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     square = (s["kernel_h"] == 3) & (s["kernel_w"] == 3) & (ops.dtype == "fp32") & (direction == "forward")
     s = {name: np.where(known, column, 1.0) for name, column in s.items()}
     depthwise = known & (s["in_channels"] == s["group"]) & (s["group"] > 1)  # each number is a sum of few
-    _, (read, weights, made), _ = implicit_product(s)
-    halves = ELEMENT_BYTES[ops.dtype] == 2
-    of_cudnn = np.isin(s["kernel_h"], (3, 5)) & (s["kernel_h"] == s["kernel_w"]) & (ops.dtype == "fp16")
-    flops = s["kernel_h"] * s["kernel_w"] * np.where(of_cudnn, 2, _NATIVE_TAP[halves])
-    operands = (read + weights) / made + of_cudnn
-    moved = {"elements": made, "operands": operands, "element_flops": flops}
-    asks = []
-    for way in ways:
-        times = np.where(of_cudnn & (way == "backward_weights"), _TAP_SUMS, 1.0)
-        asks.append(KernelAsk(depthwise, "elementwise", moved, _GUESSED_WIDTH, times))
     many, pixel = known & ~depthwise, s["kernel_h"] * s["kernel_w"] == 1
-    # One that was recorded is the kernel alone; a compiler that fuses keeps to the layout that it wants.
-    alone = many & np.array([not {"kernel", "fused"} & each.keys() for each in ops.attributes], bool)
-    alone &= halves and sheet.generation not in NATIVE_NCHW
-    asks += [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]
-    slower = np.where(alone & pixel, _PLANAR, 1.0)
-    asks += [KernelAsk(many & ~square, f"conv_{way}", {**s, "direction": way}, times=slower) for way in ways]
-    each = [{"elements": count, "operands": 1} for count in layout_conversions(s)] * len(ways)
-    asks += [KernelAsk(alone & ~pixel, "elementwise", sizes) for sizes in each]
+    planar = np.zeros(len(many), bool)  # of tensors that come and go as NCHW, and compute as NHWC
+    if ELEMENT_BYTES[ops.dtype] == 2 and sheet.generation not in NATIVE_NCHW:
+        # One that was recorded is the kernel alone; a compiler that fuses keeps to the layout that it wants.
+        planar = many & np.array([not {"kernel", "fused"} & each.keys() for each in ops.attributes], bool)
+    asks = [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]
+    slower = np.where(planar & pixel, _PLANAR, 1.0)
+    for way in ways:
+        asks.append(KernelAsk(many & ~square, f"conv_{way}", {**s, "direction": way}, times=slower))
+        if depthwise.any():
+            asks.append(_depthwise(depthwise, s, way, ops.dtype))
+        if planar.any():
+            each = [{"elements": count, "operands": 1} for count in layout_conversions(s)]
+            asks += [KernelAsk(planar & ~pixel, "elementwise", sizes) for sizes in each]
     return [*asks, *_by_flops(ops, sheet, ~known)]
+
+
+def _depthwise(rows: BoolArray, s: Mapping[str, FloatArray], way: str, dtype: str) -> KernelAsk:
+    """Return depthwise convolutions: cuDNN's pass over a tensor more, PyTorch's own compute slowly."""
+    _, (read, weights, made), _ = implicit_product(s)
+    of_cudnn = np.isin(s["kernel_h"], (3, 5)) & (s["kernel_h"] == s["kernel_w"]) & (dtype == "fp16")
+    native = _NATIVE_TAP_HALVES if ELEMENT_BYTES[dtype] == 2 else _NATIVE_TAP
+    flops = s["kernel_h"] * s["kernel_w"] * np.where(of_cudnn, 2, native)
+    operands = (read + weights) / made + np.where(of_cudnn, 1, 0)
+    moved = {"elements": made, "operands": operands, "element_flops": flops}
+    times = np.where(of_cudnn & (way == "backward_weights"), _TAP_SUMS, 1.0)
+    return KernelAsk(rows, "elementwise", moved, _GUESSED_WIDTH, times)
 
 
 def _rows(ops: Ops, sheet: Sheet) -> list[KernelAsk]:

@@ -111,7 +111,8 @@ def _existing(loc: Loc, given: Any) -> Loc:
 
 def _is_of_reader(fault: Any) -> bool:
     """Whether a member of a union refuses a value as a whole before it is read: no quantity is a list."""
-    return fault["type"] == "scenario" and str(*fault["loc"][-1:]).startswith("function-before")
+    loc = fault["loc"]  # empty where a whole record is refused
+    return fault["type"] == "scenario" and loc != () and str(loc[-1]).startswith("function-before")
 
 
 def _message(fault: Any, *others: Any) -> str:

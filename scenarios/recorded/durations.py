@@ -392,6 +392,8 @@ def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -
     UserWarning
         How far apart the ends are, and what is unknown; or `source` is not the GPU of the recording.
     """
+    from devices.cost.cost_warnings import warn_of_plain_ops
+
     with error_path("from"):
         before = _Gpu.of(source)
     with error_path("to"):
@@ -404,8 +406,6 @@ def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -
     if before.name == after.name:
         return graph
     untimed = np.where(which, UNSET, graph.duration_ns)
-    from devices.cost.cost_warnings import warn_of_plain_ops
-
     warn_of_plain_ops(replace(graph, duration_ns=untimed, duration_by_kind={}), [after.device])
     low, high, known, few = _ratios(graph, which, before, after)
     ends = {"low": low, "middle": np.sqrt(low * high), "high": high}

@@ -27,7 +27,6 @@ from policies.issue.program_order import OutOfOrder
 from policies.placement.simple import Given
 from scenarios.fields.results import DONE, RATES, Value, column_of_result, outcome_of, result_of_run
 from scenarios.file.document import Document
-from scenarios.importers.files import DEPTH, MARKS
 from scenarios.run.execute import Result, run_case
 from scenarios.run.scenario import Case, Scenario, scenario_of
 from scenarios.variants.executors import run_on
@@ -467,6 +466,8 @@ def _range(value: str, where: str) -> Sequence[str]:
 
 def _split(text: str) -> Iterator[str]:
     """Yield the parts between commas that are outside brackets and quotes."""
+    from scenarios.importers.files import DEPTH, MARKS
+
     depth = start = 0
     for mark in MARKS.finditer(text):
         depth += DEPTH.get(mark[0], 0)

@@ -146,12 +146,12 @@ def require_methods(what: str, made: object, base: type) -> None:
                 raise InputError(f"{what} should have a method {name} that returns; found one that waits")
 
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def make_plugin(
-    group: str, name: str, options: Mapping[str, Any], origin: plugins.Origin, base: type[T]
-) -> T:
+    group: str, name: str, options: Mapping[str, Any], origin: plugins.Origin, base: type[_T]
+) -> _T:
     """Return the object that a name with options stands for, which extends `base`.
 
     Raises

@@ -308,10 +308,10 @@ def delays_of(
         if each.on_stream:
             issued[id(each)] = max([0, *told])
             streams = [source for source in each.before if source.on_stream]
-            ready = [
-                source.end_ns + (gap * source.leaves_gap if source.lane == each.lane else own.event_hop)
-                for source in streams
-            ]
+            ready = []
+            for source in streams:
+                behind = gap if source.leaves_gap else 0
+                ready.append(source.end_ns + (behind if source.lane == each.lane else own.event_hop))
             ready.append(issued[id(each)] + own.launch_latency)
         late = each.start_ns - max(ready)
         if late < 0 or 0 < late < gap:
