@@ -241,7 +241,7 @@ def test_any_run_comes_back(seed: int, tmp_path: Path) -> None:
     run = draw_run(seed)
     write_chrome(run, tmp_path / "t.json")
     graph = check_returns(run, tmp_path / "t.json")
-    if any(not device.workers for device in run.job.machine.devices):
+    if any(not run.job.machine.devices[d].workers for d in run.device.tolist()):
         write_ranks(run, tmp_path / "ranks")
         assert ops_of(check_returns(run, tmp_path / "ranks")) == ops_of(graph)
 
