@@ -163,7 +163,7 @@ class UnknownNameError(InputError):
     ----------
     what : str
         What was looked for: ``"policy"``, ``"device preset"``.
-    name : str
+    name : str, or anything that is given for one
         The name that was given.
     known : iterable of str
         The names that exist.
@@ -176,8 +176,8 @@ class UnknownNameError(InputError):
     unknown policy 'in-ordr'; did you mean 'in-order'? Known: in-order, ready-queue
     """
 
-    def __init__(self, what: str, name: str, known: Iterable[str], *, path: Iterable[str | int] = ()) -> None:
-        names = sorted(known)
+    def __init__(self, what: str, name: Any, known: Iterable[str], *, path: Iterable[str | int] = ()) -> None:
+        name, names = str(name), sorted(known)
         close = None if (counted := _number_range(name, names)) else nearest(name, names)
         hint = f"; did you mean {shorten(close)!r}?" if close else f"{_now(name, names)}."
         shown = counted or ", ".join(map(shorten, names[:40])) + (", ..." if len(names) > 40 else "")

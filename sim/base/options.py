@@ -360,8 +360,8 @@ def misfit_text(*faults: Any) -> str:
 #     placement, streams, linearizer, cost model, policy as data ──whole_numbers──► a column of int64
 
 
-def need_whole(whose: str, **numbers: int) -> None:
-    """Raise on numbers that are not whole, or negative.
+def need_whole(thing: object, whose: str, needed: str, optional: str = "", least: int = 0) -> None:
+    """Raise on attributes of `thing` that are not whole, or less than `least`; an optional one may be None.
 
     Raises
     ------
@@ -370,13 +370,16 @@ def need_whole(whose: str, **numbers: int) -> None:
 
     Examples
     --------
-    >>> need_whole("link 'wire'", latency_ns=1.5)
+    >>> need_whole(slice(1.5), "link 'wire'", "stop", optional="start step")
     Traceback (most recent call last):
-    sim.base.errors.InputError: link 'wire': latency_ns should be a whole number from 0 on, not 1.5
+    sim.base.errors.InputError: link 'wire': stop should be a whole number from 0 on, not 1.5
     """
-    for name, number in numbers.items():
-        if not isinstance(number, int | np.integer) or number < 0:
-            raise InputError(f"{whose}: {name} should be a whole number from 0 on, not {number!r}")
+    for name in f"{needed} {optional}".split():
+        number = getattr(thing, name)
+        if number is None and name in optional.split():
+            continue
+        if not isinstance(number, int | np.integer) or number < least:
+            raise InputError(f"{whose}: {name} should be a whole number from {least} on, not {number!r}")
 
 
 def whole_numbers(

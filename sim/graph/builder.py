@@ -7,6 +7,7 @@ checked once, in `GraphBuilder.build`, so that a million ops cost a few seconds.
 from __future__ import annotations
 
 import itertools
+import operator
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -32,6 +33,8 @@ class _Vocabulary(Codes[str]):
     """Maps strings to small codes, numbered in order of first use."""
 
     def __call__(self, word: str | None) -> int:
+        if word is not None and not isinstance(word, str):
+            raise GraphError(f"kind, device, dtype and phase should be text, not {word!r}")
         return UNSET if word is None else self[word]
 
     def all(self, words: Sequence[str], codes: IntArray) -> IntArray:
@@ -59,9 +62,12 @@ class _Refs:
         self.entries.frombytes(_bytes(rows.indices))
         self.distances.frombytes(_bytes(np.zeros(len(rows.indices)) if distances is None else distances))
 
-    def csr(self, n_external: int) -> tuple[Csr, IntArray]:
+    def csr(self, n_external: int, n: int) -> tuple[Csr, IntArray]:
         indices = np.array(self.entries, dtype=np.int64)
         external = indices <= -2
+        wrong = indices[(indices >= n) | (indices == UNSET) | (indices < -1 - n_external)]
+        if len(wrong):
+            raise GraphError(f"{self.what} {wrong[0]}: nothing has this number")
         np.subtract(-2, indices, out=indices, where=external)
         np.add(indices, n_external, out=indices, where=~external)
         counts, distances = (np.array(column, dtype=np.int64) for column in (self.counts, self.distances))
@@ -149,8 +155,8 @@ class GraphBuilder:
         return name
 
     def _claim(self, name: str) -> None:
-        if not name:
-            raise GraphError(f"graph {self.name!r}: an op or tensor needs a name that is not empty")
+        if not name or not isinstance(name, str):
+            raise GraphError(f"graph {self.name!r}: an op or tensor needs a name, not {name!r}")
         if name in self._ops or name in self._externals:
             raise GraphError(f"graph {self.name!r}: the name {name!r} is used twice").about(name)
 
@@ -211,6 +217,9 @@ class GraphBuilder:
             A name that is empty or used twice, or a size, cost or duration that is negative or not whole.
         """
         self._claim(name)
+        for mapping in filter(None, (duration_by_kind, attributes)):
+            if not isinstance(mapping, Mapping):
+                raise GraphError(f"op {name!r}: should be a mapping, not {mapping!r}").about(name)
         index = len(self._ops)
         many = outputs if isinstance(outputs, Iterable) else (outputs,)
         sizes = tuple(_whole(name, size, "an output", " of bytes") for size in many)
@@ -392,9 +401,9 @@ class GraphBuilder:
         bounds = np.array(self._first, dtype=np.int64)
         nbytes = np.concatenate((external[:, 0], np.asarray(self._sizes)))
         outputs = Csr(bounds, np.arange(len(external), len(nbytes)))
-        inputs, input_distance = self._inputs.csr(len(external))
+        inputs, input_distance = self._inputs.csr(len(external), len(self._sizes))
         nbytes = forwarded_nbytes(nbytes, tuple(self._kinds), kind, inputs, outputs)
-        after, after_distance = self._after.csr(0)
+        after, after_distance = self._after.csr(0, n)
         of_ops = 0, len(nbytes) - len(external)
         graph = Graph(
             name=self.name,
@@ -439,16 +448,18 @@ class GraphBuilder:
         self, refs: _Refs, consumer: int, given: Iterable[Ref], find: Callable[[str], int | None]
     ) -> None:
         before = len(refs.entries)
-        if isinstance(given, str):
-            op = self._name(consumer)
-            raise GraphError(f"op {op!r}: {given!r} should stand in a list: [{given!r}]").about(op)
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise self._wrong(consumer, f"{given!r} should stand in a list: [{given!r}]")
         for ref in given:
-            name, distance = (ref, 0) if isinstance(ref, str | int) else ref
-            if distance and (not isinstance(distance, int | np.integer) or distance < 0):
-                op = self._name(consumer)
-                what = f"the distance of {name!r} should be a whole number from 0 on, not {distance!r}"
-                raise GraphError(f"op {op!r}: {what}").about(op)
-            entry = find(name) if isinstance(name, str) else name
+            try:
+                name, distance = (ref, 0) if isinstance(ref, str | int) else ref
+                entry = find(name) if isinstance(name, str) else operator.index(name)
+                whole = 0 <= operator.index(distance) <= LARGEST
+            except (TypeError, ValueError):
+                whole = False
+            if not whole:
+                what = "a name, or a name and a distance, a whole number from 0 on"
+                raise self._wrong(consumer, f"{refs.what} {ref!r} should be {what}")
             if entry is None:
                 refs.later[len(refs.entries)] = (consumer, str(name))
             refs.entries.append(UNSET if entry is None else entry)
@@ -489,6 +500,9 @@ class GraphBuilder:
             )
         known = [*self._ops, *self._externals] if what == "input" else self._ops
         return f"{here} has an unknown {what} {name!r}{hint(name, known)}"
+
+    def _wrong(self, op: int, what: str) -> GraphError:
+        return GraphError(f"op {self._name(op)!r}: {what}").about(self._name(op))
 
     def _name(self, op: int) -> str:
         return list(self._ops)[op]

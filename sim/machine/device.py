@@ -238,17 +238,12 @@ class Device:
 
     def __post_init__(self) -> None:
         """Raise on invalid numbers."""
-        if self.workers < 0 or self.streams < 1 or (self.queue_depth is not None and self.queue_depth < 1):
-            raise InputError(
-                f"device {self.name!r}: workers must be >= 0, streams and queue_depth >= 1; found "
-                f"workers={self.workers}, streams={self.streams}, queue_depth={self.queue_depth}"
-            )
-        numbers = ("issue_ns", "launch_latency_ns", "gap_ns", "event_ns", "cores", "workers", "streams")
-        given = {name: getattr(self, name) for name in numbers}
-        need_whole(f"device {self.name!r}", **given, memory_bytes=self.memory_bytes or 0)
+        whose, numbers = f"device {self.name!r}", "issue_ns launch_latency_ns gap_ns event_ns cores workers"
+        need_whole(self, whose, numbers, optional="memory_bytes")
+        need_whole(self, whose, "streams cores_per_op", optional="queue_depth staging_bytes_per_s", least=1)
         if self.cost is not None and not isinstance(self.cost, CostModel):
             raise InputError(
-                f"device {self.name!r}: its cost model, a {type(self.cost).__name__}, should extend "
+                f"{whose}: its cost model, a {type(self.cost).__name__}, should extend "
                 "sim.machine.device.CostModel"
             )
         if self.cores and self.cores_per_op > self.cores:

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
-from sim.base.errors import InfeasibleError, InputError
+from sim.base.errors import InfeasibleError
 from sim.base.options import need_whole
 from sim.machine.task import Task
 
@@ -68,10 +68,9 @@ class Link:
     def __post_init__(self) -> None:
         """Raise on invalid numbers."""
         whose = f"link {self.name!r}"
-        need_whole(whose, latency_ns=self.latency_ns, overhead_ns=self.overhead_ns)
-        rates = (self.bandwidth_bytes_per_s, self.connection_bytes_per_s)
-        if any(rate is not None and not rate > 0 for rate in rates):
-            raise InputError(f"{whose}: a bandwidth is more than 0, or None; found {rates[0]} and {rates[1]}")
+        need_whole(self, whose, "latency_ns overhead_ns")
+        rates = "bandwidth_bytes_per_s connection_bytes_per_s chunk_bytes"
+        need_whole(self, whose, "", optional=rates, least=1)
 
 
 class Message(NamedTuple):

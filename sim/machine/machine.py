@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from sim.base.arrays import IntArray, distinct_rows
 from sim.base.errors import InputError, UnknownNameError
+from sim.base.options import need_whole
 from sim.base.units import format_bytes, format_duration
 from sim.machine.communicators import CollectiveModel
 from sim.machine.device import Device
@@ -130,6 +131,10 @@ class Host:
     threads: int = 1
     process: str = ""
 
+    def __post_init__(self) -> None:
+        """Raise on a number of threads that is none."""
+        need_whole(self, f"host {self.name!r}", "threads", least=1)
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -190,7 +195,11 @@ class Machine:
         return card(f"Machine: {self._sizes}", [], columns_that_speak(devices), columns_that_speak(links))
 
     def __post_init__(self) -> None:
-        """Raise on duplicate and unknown names."""
+        """Raise on what is no device, link or host, and on duplicate and unknown names."""
+        for what, kind in (("devices", Device), ("links", Link), ("hosts", Host)):
+            given = getattr(self, what)
+            if not isinstance(given, Sequence) or not all(isinstance(each, kind) for each in given):
+                raise InputError(f"{what} of a machine should be a tuple of {kind.__name__}, not {given!r}")
         if not self.devices:
             raise InputError("a machine needs at least one device")
         names = [d.name for d in self.devices] + [link.name for link in self.links]
