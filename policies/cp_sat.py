@@ -51,9 +51,14 @@ class Written:
         """Return what stands for a literal."""
         return True if literal is None else self.literals[literal.index]
 
-    def interval(self, taken: Taken) -> Any:
-        """Return for how long something is taken, the gap included, if it is at all."""
+    def interval(self, taken: Taken, *, inner: bool = False) -> Any:
+        """Return for how long something is taken, the gap included, if it is at all.
+
+        Its `inner` part, in half units, leaves out begin and end; what takes no time takes half a unit.
+        """
         begin, size = self.at(taken.begin), (taken.ns + taken.gap_ns) // self.unit_ns
+        if inner:
+            begin, size = 2 * begin + (size > 0), max(1, 2 * size - 1)
         if (given := self.holds(taken.given)) is True:
             return self.model.new_fixed_size_interval_var(begin, size, "")
         return self.model.new_optional_fixed_size_interval_var(begin, size, given, "")
@@ -194,6 +199,20 @@ def _limit(problem: ScheduleProblem, written: Written, resource: Any, capacity: 
     model.add(capacity * written.times[LONGEST.index] >= work)
     if 1 < capacity <= _LANES and capacity < len(taken) <= _ON_LANES and {*amounts} == {1}:
         _on_lanes(written, taken, capacity)
+    elif capacity > 1 and len(moments := moments_of(taken)) * len(taken) <= MOST_PASSED:
+        inner = [written.interval(each, inner=True) for each in taken]
+        for k in moments:  # which the limit ignores
+            own = [j for j, each in enumerate(taken) if j == k or each.ns + each.gap_ns]
+            at_most(model, [inner[j] for j in own], [amounts[j] for j in own], capacity)
+
+
+MOST_PASSED: Final = 20_000
+"""With more pairs of a task and one that takes no time, the latter is not kept waiting by others."""
+
+
+def moments_of(taken: Sequence[Taken]) -> list[int]:
+    """Return the numbers of those that take no time."""
+    return [k for k, each in enumerate(taken) if each.ns + each.gap_ns == 0]
 
 
 _LANES: Final = 4

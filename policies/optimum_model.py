@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from policies.cp_sat import MOST_COVERED, Solved, least, unit_of
+from policies.cp_sat import MOST_COVERED, MOST_PASSED, Solved, least, moments_of, unit_of
 from policies.issue.program_order import ProgramOrder
 from policies.optimum_lists import Lists
 from policies.optimum_tasks import Moved, Tasks, share
@@ -333,6 +333,9 @@ class JobModel:
         self.tasks = Tasks(self.times, job, flow, problem, at_issue=at_issue, alone=alone)
         wait_for_inputs(self.tasks)
         self.orders = share(self.tasks, memory)
+        for resource, taken in self.times.taken.items():
+            many = len(moments_of(taken)) * len(taken) > MOST_PASSED and self.times.capacity[resource] > 1
+            self.tasks.note(many, "what ops that take no time wait for")
         self.lists = Lists(self.times)
         if self.lists.suits:
             least_ns = max(least_ns, self.lists.least_ns())

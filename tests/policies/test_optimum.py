@@ -379,6 +379,19 @@ def test_equal_lanes_are_proven_by_what_is_on_each() -> None:
     assert found.bound_ns == least > -(-sum(ns) // 3)
 
 
+def test_what_takes_no_time_waits_for_a_worker() -> None:
+    """It cannot pass within ten ops that keep five workers busy."""
+    b = GraphBuilder("busy")
+    for k in range(10):
+        b.op(f"op{k}", duration_ns=10, device="five")
+    b.op("before", duration_ns=5, device="one")
+    b.op("view", inputs=["before"], duration_ns=0, device="five")
+    b.op("after", inputs=["view"], duration_ns=15, device="one")
+    run = simulate(b.build(), Machine((Device("five", "cpu", workers=5), Device("one", "cpu"))), ReadyQueue())
+    found, _ = JobModel(run.job, ReadyQueue(), run).solve(LIMIT)
+    assert (found.finished, found.bound_ns) == (True, 25)
+
+
 # -- part by part ------------------------------------------------------------------------------
 
 
