@@ -201,7 +201,7 @@ class MinCut(Placement):
         InfeasibleError
             If neither device can run an op, or no link leads to where it must run.
         """
-        names = self.devices or tuple(device.name for device in machine.devices)
+        names = self.devices or tuple(device.name for device in machine.devices if device.kind != "switch")
         if len(names) != 2:
             raise InputError(
                 f"min-cut places on two devices and the machine has {len(names)}; name two with devices: "

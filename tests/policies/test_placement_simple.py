@@ -286,4 +286,6 @@ def test_a_constant_does_not_pay_twice_for_one_way() -> None:
     for k in range(3):
         b.op(f"r{k}", inputs=["a"], duration_by_kind={"cpu": 5, "gpu": 1})
     two = full_mesh([Device("cpu0", "cpu", workers=1), Device("gpu0")])
-    assert set(list(placed(b.build(), two, MinCut()).values())[1:]) == {"gpu0"}
+    beside = Machine((*two.devices, Device("switch", "switch")), two.links)  # which runs nothing
+    for machine in (two, beside):
+        assert set(list(placed(b.build(), machine, MinCut()).values())[1:]) == {"gpu0"}
