@@ -148,7 +148,7 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
     ranks: list[list[int]] = [[] for _ in names]
     for c, d in zip(*np.divmod(lines, n), strict=True):
         ranks[c].append(int(d))
-    nbytes = np.maximum(graph.bytes_read[op], graph.bytes_written[op])
+    nbytes = np.maximum(graph.bytes_read[op], graph.bytes_written[op]) * ~graph.is_kind("barrier")[op]
     root, peer, pair = (np.full(len(op), UNSET) for _ in range(3))
     for i, k in enumerate(ops):
         given = graph.attributes[k]

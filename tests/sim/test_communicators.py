@@ -352,6 +352,15 @@ def test_all_to_all_may_be_uneven() -> None:
     assert spans(run(b, two())) == {"gpu0/a": (0, 70), "gpu1/a": (0, 70)}
 
 
+def test_a_barrier_carries_nothing_of_what_it_waits_for() -> None:
+    b = GraphBuilder("barrier")
+    for gpu, size in (("gpu0", 1), ("gpu1", 10**9)):
+        op(b, f"{gpu}/a", 10, outputs=size)
+        op(b, f"{gpu}/b", 10, "all", kind="barrier", inputs=[f"{gpu}/a"])
+    found = run(b, two()).job.collectives
+    assert found is not None and found.nbytes.tolist() == [0, 0]
+
+
 def test_control_flow_is_refused() -> None:
     from scenarios.ops.control_flow import cond
 
