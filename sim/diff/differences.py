@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -397,6 +397,8 @@ def differences(a: OpSchedule, b: OpSchedule, *, over_ns: int = 0) -> Difference
     >>> found.moved_ns.tolist(), found.longer_ns.tolist(), found.first
     ([0, 3], [3, 0], 1)
     """
+    if a.facts is None or b.facts is None:  # a table does not say when ranks met
+        a, b = (replace(each, begin_ns=each.start_ns) for each in (a, b))
     return Differences(a, b, match_rows(a, b), over_ns)
 
 

@@ -39,6 +39,21 @@ def test_the_same_schedule_passes(tmp_path: Path) -> None:
     ]
 
 
+def test_a_collective_that_waits_for_a_late_rank_passes(tmp_path: Path) -> None:
+    ranks = """\
+machine: {devices: {gpu: {kind: gpu, count: 2}}}
+workload:
+  ops:
+    early: {kind: all_reduce, duration: 5us, device: gpu0, attributes: {communicator: dp}}
+    work: {duration: 30us, device: gpu1}
+    late: {kind: all_reduce, duration: 5us, device: gpu1, inputs: [work], attributes: {communicator: dp}}
+policy: in-order
+"""
+    path = write(tmp_path, ranks + EXPECT)
+    assert sim("check", path, "--update").exit_code == 0
+    assert sim("check", path).exit_code == 0
+
+
 def test_the_first_op_that_moved_is_named(tmp_path: Path) -> None:
     golden(tmp_path)
     assert failure(tmp_path, IN_ORDER) == (
