@@ -62,7 +62,9 @@ on an H100 (arXiv:2407.08608, figures 5 and 6), 512 queries and more; 24 rows of
 EAGER_START_NS: Final = 2700.0
 """What a product takes more in an eager program than among copies of itself: its code and weights are cold.
 Median of eleven products of three programs on an H100 (2.4 us in three others; 1.3 to 2 us on a B200). In
-fp32 it halves the error of a V100's small products, which nothing was chosen on."""
+fp32 it halves the error of a V100's small products, which nothing was chosen on. Tiny batched products have
+short code on an H100 (`cutlass_75_wmma` of one stage) and lose 0.3 us: OWLv2's take 3 us, not 5; an MI300X's
+lose it all."""
 START_COLD: Final = frozenset(("products", "bmm", "linear"))
 _AMPERE_SHARE: Final = 0.62
 """Of Hopper's peak that instructions of Ampere reach (arXiv:2402.13499), as FlashAttention-2 has them:
