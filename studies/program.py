@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sim.base.errors import SimError
+from sim.base.errors import InputError, SimError
 
 Data = Annotated[Path, typer.Option(metavar="DIR", help="folder of measurements")]
 Tables = Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="default: all")]
@@ -22,6 +22,9 @@ def run(main: Callable[..., None]) -> None:
     """
     try:
         typer.run(main)
+    except FileNotFoundError as error:
+        print(f"{error.filename}: no such file", file=sys.stderr)
+        sys.exit(InputError.exit_status)
     except SimError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_status)

@@ -99,9 +99,7 @@ def main(
 ) -> None:
     """Fit all kernels and write one file per GPU, or judge the fits on rows left out."""
     lines: list[Line] = []
-    for table in tables(data):
-        if names and table.name not in names:
-            continue
+    for table in tables(data, names):
         if what == "fit":
             for name, model in fits_of(table).items():
                 write(out or FOLDER, name, f"{table.name} {table.dtype}", model)

@@ -90,14 +90,13 @@ def _off(ns: FloatArray, took: FloatArray) -> float:
 def main(data: Data, names: Tables = None, left_out: bool = False) -> None:
     """Print a line for each table, and how much GPUs share."""
     every: list[Moved] = []
-    for table in tables(data):
-        if not names or table.name in names:
-            found = [*moved(table, left_out=left_out)]
-            if found:
-                error, rates = (np.mean([getattr(m, key) for m in found]) for key in ("error", "by_rates"))
-                name = f"{table.name} {table.dtype}"
-                print(f"{name:30} {len(found):3} pairs {error:6.1%}, by rates {rates:6.1%}", flush=True)
-            every += found
+    for table in tables(data, names):
+        found = [*moved(table, left_out=left_out)]
+        if found:
+            error, rates = (np.mean([getattr(m, key) for m in found]) for key in ("error", "by_rates"))
+            name = f"{table.name} {table.dtype}"
+            print(f"{name:30} {len(found):3} pairs {error:6.1%}, by rates {rates:6.1%}", flush=True)
+        every += found
     for same, name in ((True, "one generation"), (False, "another")):
         shared = [m.shared for m in every if m.same_generation == same]
         if shared:

@@ -6,9 +6,10 @@ those of presets, and names of columns those of families.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from devices.cost.kernel_fits import FAMILIES
 from devices.cost.kernel_model import Family, Sheet, Sizes, take
 from devices.cost.language_kernels import MOE_SIZES
 from sim.base.arrays import FloatArray
+from sim.base.errors import UnknownNameError
 
 PRESETS: Final = {
     "a100_sxm": "a100-sxm-80",
@@ -300,7 +302,12 @@ def _convolutions(here: Path) -> Iterator[Table]:
             yield _table(f"conv_{way}", dtype, "conv_any", part, sizes, layer, **more)
 
 
-def tables(data: Path) -> Iterator[Table]:
-    """Return all tables in a folder of data."""
-    yield from language_tables(data)
-    yield from general_tables(data)
+def tables(data: Path, names: Sequence[str] | None = None) -> Iterator[Table]:
+    """Return the tables of some names in a folder of data, or all."""
+    known = set()
+    for table in chain(language_tables(data), general_tables(data)):
+        known.add(table.name)
+        if not names or table.name in names:
+            yield table
+    if unknown := sorted({*(names or ())} - known):
+        raise UnknownNameError("table", unknown[0], known)

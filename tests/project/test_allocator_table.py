@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from import_helpers import recorded
 
@@ -9,6 +11,7 @@ from scenarios.importers import load_graph
 from sim import Graph, GraphBuilder
 from studies.allocator_table import Row, allocator_rows, main, markdown
 from studies.program import run
+from studies.training.__main__ import main as judge
 
 MIB = 1 << 20
 
@@ -23,14 +26,22 @@ def step() -> Graph:
     return b.build()
 
 
+@pytest.mark.parametrize(
+    ("program", "argument", "missing"),
+    [(main, "no.json.gz", "no.json.gz"), (judge, "no", "no/cluster/megatron_bridge_recipes.csv")],
+)
 def test_a_file_that_is_missing_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    program: Callable[..., None],
+    argument: str,
+    missing: str,
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["allocator_table", "no.json.gz"])
+    monkeypatch.setattr("sys.argv", ["study", argument])
     with pytest.raises(SystemExit) as ended:
-        run(main)
+        run(program)
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "no.json.gz: no such file\n"
+    assert capsys.readouterr().err == f"{missing}: no such file\n"
 
 
 def by_name(rows: list[Row]) -> dict[str, Row]:

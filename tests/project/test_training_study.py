@@ -91,7 +91,6 @@ def test_one_source_alone(data: Path, fake: Fake, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"data": Path("nowhere")}, f"there is no {STEPS_FILE} in nowhere"),
         ({"file": Path("page.md"), "only": ["vtrain"]}, "a page has all sources; leave it out with --only"),
         ({"only": ["vtrian"]}, "unknown source 'vtrian'; did you mean 'vtrain'"),
     ],

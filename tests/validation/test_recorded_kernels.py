@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from devices.cost.kernel_costs import load_fits
+from devices.cost.kernel_fits import FAMILIES
 from scenarios.importers import load_graph
 from sim import GraphBuilder
+from sim.base.errors import UnknownNameError
 from studies.kernels.fitting import fit_moved
 from studies.kernels.moved import moved
 from studies.kernels.recorded import compare, errors, ran_alone, recorded_ns
-from studies.kernels.tables import Rows, tables
+from studies.kernels.tables import Rows, Table, tables
 
 PROGRAMS = "h100_bert_small", "h100_vit", "h100_qwen_0_5b"
 
@@ -63,9 +65,18 @@ def test_a_few_kernels_move_the_model_of_another_gpu() -> None:
 
 def test_kernels_move_to_another_gpu_as_they_were_measured_there(data_dir: Path) -> None:
     """Attention without a mask on pairs of four GPUs, which rates alone take for twice what it takes."""
-    table = next(table for table in tables(data_dir) if table.name == "encoder")
+    table = next(tables(data_dir, ["encoder"]))
     found = [*moved(table)]
     assert len(found) == 12
     assert np.mean([pair.error for pair in found]) < 0.08
     assert np.mean([pair.by_rates for pair in found]) > 0.50
     assert {pair.same_generation for pair in found} == {False, True}
+
+
+def test_an_unknown_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [Table("encoder", "bf16", FAMILIES["bmm"], {}, ())]
+    monkeypatch.setattr("studies.kernels.tables.language_tables", lambda data: iter(some))
+    monkeypatch.setattr("studies.kernels.tables.general_tables", lambda data: iter(()))
+    assert [*tables(Path())] == [*tables(Path(), ["encoder"])] == some
+    with pytest.raises(UnknownNameError, match="unknown table 'encodr'; did you mean 'encoder'"):
+        next(tables(Path(), ["encodr"]))
