@@ -113,12 +113,21 @@ def _ops(recorded: pd.DataFrame, layers: int, training: bool) -> Iterator[_Op]:
             yield from [op] * (layers if begin <= position < end else 1)
 
 
+def _gradients(op: _Op) -> Sequence[str]:
+    """Return the kinds of the kernels that compute an op's gradients; those of a sum are its output's."""
+    if op.kind in ("add", "sub", "copy"):
+        return ()
+    if op.kind in ("mul", "div", "where"):  # one like the op for each operand that is no number
+        return (op.kind,) * round(op.read / op.written)
+    return (f"{op.kind}_grad",)
+
+
 def run_of(ops: Sequence[_Op], training: bool, device: Device) -> tuple[float, float, float]:
     """Return the simulated time of a model in ms, and its limits."""
     builder, last = GraphBuilder("model"), None
     steps = [(op.kind, op) for op in ops]
     if training:
-        steps += [(f"{op.kind}_grad", op) for op in reversed(ops)]
+        steps += [(kind, op) for op in reversed(ops) for kind in _gradients(op)]
     for number, (kind, op) in enumerate(steps):
         product = op.kind == "matmul"
         flops = (
@@ -132,7 +141,7 @@ def run_of(ops: Sequence[_Op], training: bool, device: Device) -> tuple[float, f
             dtype="fp32",
             inputs=[] if last is None else [last],
             flops=flops * (1 + kind.endswith("_grad")),
-            bytes_read=op.read,
+            bytes_read=op.read + op.written * kind.endswith("_grad"),
             bytes_written=op.written,
             attributes=op.attributes,
         )
