@@ -117,8 +117,11 @@ def _attempt(trace: Record, k: int) -> dict[str, Any]:
 def too_late(trace: Record) -> dict[str, list[int]]:
     """Return the causes, with their times, that would come after the end and so have no effect."""
     found: dict[str, list[int]] = {}
+    aborted = [each for each in trace.attempts if each.trace.detection is not None]
+    ended = {(of.cause, each.begin_ns + of.time_ns) for each in aborted for of in each.trace.broken}
     for cause in () if trace.job.faults is None else trace.job.faults.causes:
-        times = sorted({time_ns for time_ns, _ in cause.at if time_ns >= trace.makespan_ns})
+        late = {at_ns for at_ns, _ in cause.at if at_ns >= trace.makespan_ns}
+        times = sorted(at_ns for at_ns in late if (cause.name, at_ns) not in ended)
         if times:
             found[cause.name] = times
     return found

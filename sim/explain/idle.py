@@ -36,7 +36,7 @@ communicator
 unexplained
     In a recording it was late for no recorded reason (an op ``delay`` stands before it on its stream).
 recovery
-    A part of the machine failed, so nothing more ended here until the restart.
+    A part of the machine failed, so nothing more ended here until the restart or the end.
 late rank
     It is a collective that has started, and another rank has not. The device counts as idle until they have
     met.
@@ -71,7 +71,7 @@ WORDS_OF_REASONS: Final[Mapping[str, tuple[str, str]]] = {
     "communicator": ("queued on a communicator", "collectives queue on their communicators"),
     "late rank": ("waiting for a late rank", "collectives wait for late ranks"),
     "unexplained": ("idle, and nothing recorded says why", "more of a recording is unexplained"),
-    "recovery": ("starting anew after a failure", "parts of the machine fail"),
+    "recovery": ("stopped by a failure", "parts of the machine fail"),
     "host": ("waiting for ops of the host", "{device} waits for ops of its host"),
     "release": ("waiting for a release", "ops of {device} are released late"),
     "finished": ("after its last op", "{device} has no work left"),
@@ -165,8 +165,10 @@ def _pieces(f: DerivedColumns) -> IdlePieces:
     device, start, end, row = device[real], start[real], end[real], row[real]
     over = row == UNSET
     used = np.isin(device, f.device[tasks])
+    aborted = f.trace.attempts and f.trace.attempts[-1].trace.detection is not None
+    after = "recovery" if aborted else "finished"
     parts = [
-        _part(device, start, np.where(over & used, end - start, 0), "finished", row),
+        _part(device, start, np.where(over & used, end - start, 0), after, row),
         _part(device, start, np.where(over & ~used, end - start, 0), "unused", row),
     ]
     device, start, end, row = device[~over], start[~over], end[~over], row[~over]

@@ -114,9 +114,9 @@ class _Walk:
                 place = self.transfer(row)
             elif executes:
                 self.add("task", row, at.begins[row], at.row_end[row])
-                if f.trace.is_delay[row]:
-                    self.add("wait", row, at.row_start[row], at.row_end[row], "unexplained")
+                reason, begins = "unexplained" if f.trace.is_delay[row] else "late rank", at.begins[row]
                 row = at.met_last[row]  # a collective begins when the last of its ranks starts
+                self.add("wait", row, at.row_start[row], begins, reason)  # a delay, or a rank that never came
                 place = self.worker(row) if at.by_worker[row] else self.back_from_launch(row)
             else:
                 place = self.back_from_issue(row)

@@ -22,8 +22,10 @@ from policies.streams import RoundRobinStreams
 from scenarios.ops.control_flow import while_loop
 from sim import Device, Graph, GraphBuilder, Link, Machine, Trace, simulate
 from sim.base.errors import InputError, InvariantError, RunError, StuckError
+from sim.explain.failed_ops import too_late
 from sim.explain.idle import idle_reasons
 from sim.explain.narration import explain_text
+from sim.explain.path import executed_path
 from sim.explain.time_use import time_use
 from sim.faults import FOREVER, Cause, Conditions, Faults, HealthCheck, SpeedProfile, Window
 from sim.job.noise import Noise
@@ -242,6 +244,7 @@ def test_a_recv_from_a_worker_that_crashed_fails_at_once(silent: bool, at_ns: in
     crash = once("crash", 12, kind="worker", silent=silent)
     trace = run(two_workers(), linked(), Faults((crash,), connection_timeout_ns=30))
     assert detected(trace) == ("send-recv", "gpu1", at_ns)
+    assert too_late(trace) == {}
     status = dict(zip(trace.tasks["op"].tolist(), trace.status.tolist(), strict=True))
     assert status == {0: 1, 1: 2}  # a failed with its device, gpu1's own op was cut with the step
     assert trace.tasks["end_ns"][trace.status == 1].tolist() == [12]
@@ -279,7 +282,8 @@ def test_a_collective_waits_for_a_rank_that_is_gone_until_its_timeout(at_ns: int
     faults = Faults((once("gpu", at_ns, parts=(1,)),), collective_timeout_ns=40)
     trace = run(reduced(), Machine(GPUS), faults)
     assert detected(trace) == ("timeout", "gpu0", 40)
-    assert trace.makespan_ns == 40
+    assert trace.makespan_ns == sum(step.end_ns - step.start_ns for step in executed_path(trace)) == 40
+    assert idle_reasons(trace)["gpu1"] == {"recovery": 40 - at_ns}
     late = run(reduced(late_ns=60), Machine(GPUS), Faults((once("x", 900),), collective_timeout_ns=40))
     assert detected(late) == ("timeout", "gpu0", 40)  # nothing failed: the rank is only late
     assert run(reduced(), Machine(GPUS), replace(faults, causes=(once("x", 18),))).makespan_ns == 17
