@@ -135,7 +135,7 @@ class Comparison:
                     "makespan_ns": makespan,
                     "vs fastest": f"{makespan / fastest:.3f}x" if fastest else "",
                     "above bound": makespan / bound - 1 if bound and not self.loops_counted_once else None,
-                    "most compute": f"{busiest} {percent(share)}",
+                    "most compute": f"{busiest} {percent(share)}" if share else "",
                     "highest peak memory": _highest_peak(result),
                     **({"samples/s": number_text(rate, result.summary[rate])} if uneven else {}),
                 }

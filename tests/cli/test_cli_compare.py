@@ -40,6 +40,11 @@ def test_the_peak_shown_is_that_of_the_device_with_the_highest(tmp_path: Path) -
     )
 
 
+def test_no_device_computes_most_where_none_computes(tmp_path: Path) -> None:
+    text = "machine: {devices: {gpu0: {kind: gpu}}}\nworkload: {ops: {a: {duration: 0ns}}}\n"
+    assert "gpu0" not in sim("compare", write(tmp_path, text), "--policy", "in-order").stdout
+
+
 def test_an_entry_that_runs_out_of_memory_is_a_row(tmp_path: Path) -> None:
     result = sim("compare", write(tmp_path, TEXT), "--ops", tmp_path / "ops.csv")
     assert result.exit_code == 1
