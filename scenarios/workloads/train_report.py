@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -308,7 +309,7 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
 # Whether a training step fits, and if not: which rank, when, what owns the memory, and what would help.
 #
 #     one setting at a time, its smallest change that fits: policy, micro_batch /2 .., recompute, sharding,
-#     shard, ep, tp, cp, pp ×2 ..
+#     shard, ep, tp, cp, pp ×2 .., and pp with tp on all of a node
 #     of those that fit: the one with the fastest step
 #
 # A change of tp, cp or pp takes its ranks from dp, so that the size of the cluster and the global batch
@@ -319,7 +320,7 @@ _LEAN: Final = ("1f1b", "interleaved-1f1b", "v-half", "v-min")
 
 
 class FittingChange(NamedTuple):
-    """A change of one setting that makes a training fit, with its peak memory and its step."""
+    """A change of a setting that makes a training fit, with its peak memory and its step."""
 
     what: str
     peak: int
@@ -354,11 +355,17 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Callable[[], Training]]]]
         yield [(f"{what}: {n}", partial(laid_out, sharding="fsdp", shard=n)) for n in wider]
     parts = [layout.ep * n for n in powers] if of.model.experts else []
     yield [(f"parallel.ep: {ep}", partial(laid_out, ep=ep)) for ep in parts]
-    for dimension in ("tp", "cp", "pp"):
-        sizes = [(getattr(layout, dimension) * n, layout.dp // n) for n in powers[:6] if not layout.dp % n]
+    filled = max(1, layout.node // layout.tp)  # tp on all GPUs of a node, and pp over nodes
+    for dimension, more_tp in dict.fromkeys((("tp", 1), ("cp", 1), ("pp", 1), ("pp", filled))):
+        factors = [{"tp": more_tp} | {dimension: n} for n in powers[:6] if not layout.dp % (n * more_tp)]
+        ladder = [
+            {key: getattr(layout, key) * n for key, n in each.items() if n > 1}
+            | {"dp": layout.dp // prod(each.values())}
+            for each in factors
+        ]
         yield [
-            (f"parallel: {dimension}: {size}, dp: {dp}", partial(laid_out, **{dimension: size, "dp": dp}))
-            for size, dp in sizes
+            (f"parallel: {', '.join(f'{key}: {n}' for key, n in each.items())}", partial(laid_out, **each))
+            for each in ladder
         ]
 
 

@@ -667,6 +667,17 @@ def test_experts_may_go_to_more_ranks() -> None:
         check_fits(of, peaks(of), 1)
 
 
+def test_tensor_parallelism_may_fill_a_node_beside_a_pipeline_over_nodes() -> None:
+    """Alone, tp would go over both nodes: it fits, too, and takes longer."""
+    shipped = named_calibration("h100-sxm")
+    of = Training(Architecture(**MODELS["llama3-8b"]), ParallelLayout(dp=16), shipped, 4096, 1, 64)
+    both = replace(of, layout=replace(of.layout, tp=8, pp=2, dp=1))
+    of = replace(of, memory=max(each["peak_bytes"] for each in peaks(both)))
+    changes = [change.what for change in changes_that_fit(of)]
+    assert changes[0] == "parallel: tp: 8, pp: 2, dp: 1"
+    assert "parallel: tp: 16, dp: 1" in changes
+
+
 def test_nothing_fits_on_a_gpu_without_memory() -> None:
     of = training(memory=1000)
     with pytest.raises(OutOfMemoryError, match="no single change"):
