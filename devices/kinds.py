@@ -160,7 +160,7 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     cores, pool = values.get("cores", 1), values.get("intra_op_parallelism_threads")
     cores_per_op = values.get("cores_per_op", 1 if pool is None else min(pool, cores))
     if cores_per_op > cores:
-        raise InputError(f"an op cannot use {cores_per_op} of {cores} cores", path=("cores_per_op",))
+        raise InputError(f"an op cannot use {cores_per_op} cores of {cores}", path=("cores_per_op",))
     if "speedup" in values and "serial_fraction" in values:
         raise InputError("give speedup or serial_fraction, not both")
     if pool is not None:

@@ -180,7 +180,7 @@ class Tasks:
         )
         holding = holding_ops(self.job)
         self.note(bool(holding), "kernels that keep their host thread until they end")
-        self.note(bool(self.alone), f"{len(self.alone)} ops that run without a worker, asynchronously")
+        self.note(bool(self.alone), "ops that run without a worker, asynchronously")
         self.note(bool(self.job.meets.any()), "ranks that wait for one another in collectives")
         for i in range(self.job.iterations):
             start = [times.time(f"start {node} {i}") for node in range(self.n)]

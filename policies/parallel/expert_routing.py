@@ -40,6 +40,7 @@ from sim.base.arrays import IntArray
 from sim.base.errors import InputError, error_path, hint
 from sim.base.files import read_table
 from sim.base.plugins import NOWHERE, Origin
+from sim.base.units import format_count
 
 _FORMS: Final = ("balanced", "one-hot", "zipf", "random", "tokens", "trace")
 _MOST_EXPONENT: Final = 100
@@ -135,9 +136,9 @@ def route_tokens(
     ([[3, 0, 0, 0], [3, 0, 0, 0]], (5, 5))
     """
     if experts % ranks:
-        raise InputError(f"{ranks} ranks cannot share {experts} experts", path=("experts",))
+        raise InputError(f"{ranks} ranks cannot share {format_count(experts, 'expert')}", path=("experts",))
     if top_k > experts:
-        raise InputError(f"a token cannot go to {top_k} of {experts} experts", path=("top_k",))
+        raise InputError(f"a token cannot go to {top_k} experts of {experts}", path=("top_k",))
     sent = _Form(given, ranks, experts, tokens, top_k, origin).tokens_sent()
     choices = int(sent[0].sum())
     if capacity_factor is None:

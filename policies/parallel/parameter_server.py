@@ -29,6 +29,7 @@ from policies.rewrite.records import Edge, OpEntry, Records, write
 from sim import Graph, Machine
 from sim.base.arrays import MOST_BUILT, at_most
 from sim.base.errors import InputError
+from sim.base.units import format_count
 from sim.explain.training import PUSHED_BY, UPDATES
 from sim.graph.graph import output_name
 
@@ -105,7 +106,7 @@ class ParameterServer:
             return self.workers.names or gpus(n)
         free = [name for name in machine.accelerators if name not in self.servers]
         if len(free) < n:
-            message = f"there are {n:,} workers, and the machine has {len(free):,} accelerators for them"
+            message = f"the machine has {format_count(len(free), 'accelerator')} for {n:,} workers"
             raise InputError(message, path=("workers",))
         return tuple(free[:n])
 

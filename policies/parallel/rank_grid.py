@@ -33,6 +33,7 @@ from policies.rewrite.backward import OPTIMIZERS
 from sim import Graph, GraphBuilder
 from sim.base.arrays import MOST_BUILT, UNSET, Csr, IntArray, at_most, group_pairs
 from sim.base.errors import GraphError, InputError, hint
+from sim.base.units import format_count
 from sim.graph.graph import Role
 
 MEGATRON: Final = ("tp", "cp", "ep", "dp", "pp")
@@ -358,7 +359,7 @@ class Ranked:
             raise InputError(f"{policy}: give ranks: how many, or a list of devices", path=("ranks",))
         n, left = divmod(len(self.accelerators), self.grid.ranks)
         if left or not n:
-            has = f"the machine has {len(self.accelerators)} accelerators"
+            has = f"the machine has {format_count(len(self.accelerators), 'accelerator')}"
             message = f"{has}, which {self.grid.ranks} ranks each cannot share evenly; give ranks"
             raise InputError(f"{policy}: {message}", path=("ranks",))
         return n
@@ -422,7 +423,8 @@ class Ranked:
             many = f"{n:,} ranks"
             if len(self.grid.sizes) > 1:
                 many += f" ({' x '.join(f'{name} {size:,}' for name, size in self.grid.sizes.items())})"
-            message = f"there are {many}, and the machine has {len(self.accelerators):,} accelerators"
+            has = format_count(len(self.accelerators), "accelerator")
+            message = f"there are {many}, and the machine has {has}"
             raise InputError(message, path=("ranks",))
         return self.accelerators[:n]
 
@@ -587,7 +589,7 @@ class RankOrder(OnRanks):
             raise GraphError(f"graph {name!r} has no ranks; let the rewrites that make them come first")
         grid = old if self.order is None else old.reorder(read_order(self.order, tuple(old.sizes)))
         if self.devices is not None and len(self.devices) != grid.ranks:
-            message = f"rank-order: devices: there are {grid.ranks} ranks and {len(self.devices)} devices"
+            message = f"rank-order: devices: {len(self.devices)}, for {format_count(grid.ranks, 'rank')}"
             raise InputError(message, path=("devices",))
         programs = [there.programs[old.rank(grid.at(r))] for r in range(grid.ranks)]
         return Ranked(grid, programs, self.devices or there.devices, there.accelerators)

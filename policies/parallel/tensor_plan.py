@@ -23,6 +23,7 @@ from policies.rewrite.backward import CUT, OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records
 from sim.base.arrays import group_pairs
 from sim.base.errors import GraphError, InputError, error_path
+from sim.base.units import format_count
 
 PRODUCTS: Final = frozenset({"matmul", "gemm"})
 
@@ -181,8 +182,8 @@ class TensorPlan:
                     return f"it feeds {reader.name!r}, which is split already"
             elif reader.kind not in _LOCAL:
                 return f"it feeds {reader.name!r} ({reader.kind}), which needs all of it"
-            elif reader.attributes.get("heads", self.t) % self.t:
-                return f"{reader.attributes['heads']} heads cannot be shared by {self.t} ranks"
+            elif (heads := reader.attributes.get("heads", self.t)) % self.t:
+                return f"{format_count(heads, 'head')} cannot be shared by {self.t} ranks"
             if reader in local:
                 for other, _ in reader.inputs:
                     if other not in made and other in self.trained and other not in self.records.externals:

@@ -20,6 +20,7 @@ from policies.pipeline.pipeline_schedule import Action, Programs, Schedule, Slot
 from policies.pipeline.validate import validate
 from sim.base.errors import InputError, error_path, in_file
 from sim.base.files import read_text
+from sim.base.units import format_count
 
 
 def custom(
@@ -95,7 +96,7 @@ def from_programs(programs: Programs, *, replicas: bool = False) -> Schedule:
     micro_batches = 1 + max(a.micro_batch for _, a in actions)
     if stages * micro_batches > 1000 * len(actions):  # below this, validation lists what is missing
         numbers = f"{stages:,} stages and {micro_batches:,} micro-batches by its largest numbers"
-        raise InputError(f"the custom order has {numbers}, and {len(actions):,} actions")
+        raise InputError(f"the custom order has {numbers}, and {format_count(len(actions), 'action')}")
     ranks = len(programs)
     home: dict[tuple[int, int], int] = {}
     first: dict[int, tuple[int, Action]] = {}

@@ -18,6 +18,7 @@ from policies.pipeline.pipeline_schedule import (
 )
 from policies.pipeline.zb_greedy import action_of_leg, input_of_leg
 from sim.base.errors import MisfitError
+from sim.base.units import format_count
 
 
 def require_two_chunks(name: str, chunks: int) -> None:
@@ -397,7 +398,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
     if ranks % 2 or micro_batches % 2 or micro_batches < 2 * ranks:
         raise MisfitError(
             f"dualpipe needs an even number of ranks, and an even number of micro-batches of at least twice "
-            f"the ranks: {ranks} ranks, {micro_batches} micro-batches",
+            f"the ranks: {format_count(ranks, 'rank')}, {format_count(micro_batches, 'micro-batch')}",
             reason="dualpipe has an odd number of ranks or micro-batches, or too few of these",
         )
     half = micro_batches // 2
@@ -437,7 +438,7 @@ def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     if micro_batches < 2 * ranks:
         raise MisfitError(
             f"dualpipe-v needs at least as many micro-batches as stages (as torch does): "
-            f"{micro_batches} micro-batches, {2 * ranks} stages",
+            f"{format_count(micro_batches, 'micro-batch')}, {format_count(2 * ranks, 'stage')}",
             reason="dualpipe-v has fewer micro-batches than stages",
         )
     programs = (

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from sim.base.errors import InputError, UnknownNameError
-from sim.base.units import NS_PER_S
+from sim.base.units import NS_PER_S, format_count
 
 Balance = tuple[int, ...]
 """Number of elements in each block."""
@@ -44,7 +44,7 @@ def check_balance(balance: Sequence[int], layers: int) -> Balance:
 def _totals(costs: Sequence[int], blocks: int) -> list[int]:
     """Return the sums of the first 0, 1, 2, ... costs; raise if there are fewer costs than blocks."""
     if not 1 <= blocks <= len(costs):
-        raise InputError(f"{len(costs)} layers cannot be cut into {blocks} stages; every stage needs one")
+        raise InputError(f"{format_count(len(costs), 'layer')} cannot be cut into {blocks} stages")
     return [0, *accumulate(costs)]
 
 

@@ -13,6 +13,7 @@ from policies.option_checks import one_of
 from policies.pipeline.pipeline_schedule import Action, Phase, Schedule, one_pipeline
 from policies.pipeline.registry import per_stage, require_positive
 from sim.base.errors import InputError, MisfitError
+from sim.base.units import format_count
 
 
 def gpipe(ranks: int, micro_batches: int, *, order: Literal["lifo", "fifo"] = "lifo") -> Schedule:
@@ -193,7 +194,7 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
     if micro_batches < ranks:
         raise MisfitError(
             f"1f1b needs at least as many micro-batches as stages (as torch's Schedule1F1B does): "
-            f"{micro_batches} micro-batches, {ranks} stages; use {ranks} or more, or gpipe",
+            f"{format_count(micro_batches, 'micro-batch')}, {ranks} stages; use {ranks} or more, or gpipe",
             reason="1f1b has fewer micro-batches than stages",
         )
     ks = range(micro_batches)

@@ -48,7 +48,7 @@ from policies.pipeline.zb_optimal import (
     optimal_programs,
 )
 from sim.base.errors import InfeasibleError, InputError, UnknownNameError
-from sim.base.units import NS_PER_S
+from sim.base.units import NS_PER_S, format_count
 
 Solver = Literal["best", "greedy", "cp-sat"]
 
@@ -123,7 +123,7 @@ def zb_auto(
     """
     if chunks > 2:
         message = "zb-auto knows straight pipelines (chunks 1) and the V (chunks 2)"
-        raise InputError(f"{message}, not {chunks} chunks")
+        raise InputError(f"{message}, not {format_count(chunks, 'chunk')}")
     one_of("zb-auto", "objective", objective, get_args(Objective))
     one_of("zb-auto", "solver", solver, get_args(Solver))
     require_positive(time_limit=time_limit_ns)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from scenarios.cli.output import print_table, strong
 from scenarios.report.diff import Answer
 from sim.base.errors import shorten
-from sim.base.units import format_duration
+from sim.base.units import format_count, format_duration
 from sim.diff.differences import Differences
 from sim.diff.propagated_delays import told_apart
 from sim.explain.idle import REASONS
@@ -96,7 +96,7 @@ def _counts(answer: Answer) -> str:
     d, own = answer.differences, answer.own_ns
     n_a, n_b = len(d.only_a), len(d.only_b)
     if d.same:
-        return f"nothing differs in {len(d.pairs.a):,} ops{_beyond(d)}"
+        return f"nothing differs in {format_count(len(d.pairs.a), 'op')}{_beyond(d)}"
     if not len(d.pairs.a):
         return f"no op of the {n_a:,} in A and the {n_b:,} in B has the same name: is it the same work?"
     parts = [f"{int(d.moved.sum()):,} start at another time"]

@@ -304,7 +304,7 @@ def print_answer(
     told = [f"{ended.pop(DONE, 0):,} done", *(f"{n:,} {outcome}" for outcome, n in sorted(ended.items()))]
     if goal.limits:
         told[0] += f" ({len(ranked):,} within the limits)"
-    print(f"{len(rows):,} points ran: {', '.join(told)}")
+    print(f"{format_count(len(rows), 'point')} ran: {', '.join(told)}")
     if not ranked:
         for error in sorted({row["error"] for row in rows if row["error"]})[:3]:
             print(f"  {error}")

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
 from sim.base.errors import InputError
+from sim.base.units import format_count
 from sim.graph.views import VIEWS
 
 # ----------------------------------------------------------------------------------------------------------
@@ -360,7 +361,7 @@ def _ends(node: Any, attribute: str, scope: Scope) -> list[Value]:
     """Return the results of a branch, one for each output of the node."""
     outputs = graphs_of(node)[attribute].output
     if len(outputs) < len(node.output):
-        what = f"has {len(node.output)} outputs, and its {attribute} returns {len(outputs)}"
+        what = f"has {format_count(len(node.output), 'output')}, and its {attribute} returns {len(outputs)}"
         raise InputError(f"node {node_name(node)!r} (If) {what}")
     return [scope.values[output.name] for output in outputs[: len(node.output)]]
 

@@ -79,7 +79,7 @@ def cond(
         sides[0][value], sides[1][value] = switch, f"{switch}:1"
     results = list(then(builder, sides[1])), list(otherwise(builder, sides[0]))
     if len(results[0]) != len(results[1]):
-        raise ValueError(f"{name}: one branch returns {len(results[0])} results, the other {len(results[1])}")
+        raise ValueError(f"{name}: the branches return {len(results[0])} and {len(results[1])} results")
     return [
         builder.op(f"{name}/merge{k}", kind="merge", inputs=[no, yes], duration_ns=0, device=device)
         for k, (yes, no) in enumerate(zip(*results, strict=True))

@@ -374,7 +374,7 @@ class _Scope:
         if len(body.results) != len(inputs):
             raise self._wrong(
                 name,
-                f": the body has {len(inputs)} inputs and {len(body.results)} results; "
+                f": inputs of the body are {len(inputs)}, and its results {len(body.results)}; "
                 "the results are the next values of the inputs",
                 "body",
             )

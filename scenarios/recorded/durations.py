@@ -269,7 +269,7 @@ def _change_durations(graph: Graph, which: BoolArray, change: Change, *, stays: 
     alone = which & roles.collectives(graph) & ~roles.has_key(graph, "communicator")
     alone &= roles.is_recording(graph)
     if alone.any():
-        what = f"{int(alone.sum())} collectives are of one rank alone: what they waited for other ranks"
+        what = "some collectives are of one rank alone: what they waited for other ranks"
         warnings.warn(f"{what} is part of their time, and changes with it", stacklevel=4)
     given = [graph.duration_ns, *graph.duration_by_kind.values()]
     unknown = ops[graph.longest_ns()[ops] == UNSET]

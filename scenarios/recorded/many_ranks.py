@@ -43,6 +43,7 @@ from scenarios.recorded.setup import AS_RECORDED, POLICY
 from sim.base.arrays import UNSET, at_most
 from sim.base.errors import InputError, error_path, hint
 from sim.base.files import StrPath
+from sim.base.units import format_count
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 
@@ -150,7 +151,7 @@ def _dimensions(graph: Graph, layout: ManyRanks, grid: Grid, key: str, op: int) 
             return found[0]
     if not wide:
         return ""
-    what = f"has {size} ranks" if size else "does not say how many ranks it has"
+    what = f"has {format_count(size, 'rank')}" if size else "does not say how many ranks it has"
     sizes = ", ".join(f"{name} {n}" for name, n in grid.sizes.items())
     fits = f"fits {' and '.join(fitting)}" if fitting else "fits no dimension"
     first = f"{key}: {fitting[0] if fitting else wide[0]}"

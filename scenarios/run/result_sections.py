@@ -154,8 +154,9 @@ def _pipeline(told: Mapping[str, Any]) -> Section:
     formula = ""
     if told["bubble_formula"] is not None:
         formula = f"; formula {100 * told['bubble_formula']:.2f}% ({told['formula']})"
+    sizes = {"rank": told["ranks"], "stage": told["stages"], "micro-batch": told["micro_batches"]}
     line = (
-        f"{told['ranks']} ranks, {told['stages']} stages, {told['micro_batches']:,} micro-batches: "
+        f"{', '.join(format_count(n, what) for what, n in sizes.items())}: "
         f"bubble {100 * told['bubble']:.2f}% of the makespan, {100 * told['span_bubble']:.2f}% of the "
         f"longest span{formula}"
     )
@@ -209,7 +210,7 @@ def _train(told: Mapping[str, Any]) -> Section:
     step = f"step {format_duration(told['step_ns'])} on {format_count(told['gpus'], 'GPU')}"
     if rates:
         step += f": {', '.join(rates)}"
-    batches = "1 micro-batch" if told["micro_batches"] == 1 else f"{told['micro_batches']:,} micro-batches"
+    batches = format_count(told["micro_batches"], "micro-batch")
     lines = [f"{step}{fits}\n{of}{batches}{folded}", *told["notes"]]
     if told.get("imbalance", 1.0) != 1.0 or told.get("dropped"):
         lines.append(

@@ -12,7 +12,7 @@ from policies.serving.batcher import QUEUE, Request
 from scenarios.serving.engine import EngineEvent, Serve
 from scenarios.serving.metrics import METRICS, STATS, serving_metrics
 from sim.base.arrays import IntArray, group_pairs
-from sim.base.units import NS_PER_MS, format_duration, round_half_up
+from sim.base.units import NS_PER_MS, format_count, format_duration, round_half_up
 from sim.export.tables import largest, percent, text_table
 from sim.notebook import Section
 
@@ -208,8 +208,8 @@ def serving_section(told: Mapping[str, Any]) -> Section:
     replicas, gpus, rate = told["replicas"], told["gpus"], told["request_throughput"]
     lines = [line for line in (told["queue_grows"] or told["short_run"],) if line]
     lines.append(
-        f"{told['requests']:,} requests on {replicas:,} replica{'s'[: replicas != 1]}, "
-        f"{gpus:,} GPU{'s'[: gpus != 1]} in all: {rate:,.4g} requests/s, "
+        f"{format_count(told['requests'], 'request')} on {format_count(replicas, 'replica')}, "
+        f"{format_count(gpus, 'GPU')} in all: {rate:,.4g} requests/s, "
         f"{told['output_throughput']:,.5g} tokens/s"
     )
     if told["limits_ns"]:
@@ -219,7 +219,7 @@ def serving_section(told: Mapping[str, Any]) -> Section:
     pulled = " or pulled" * (told["mean_parts_ns"]["all"]["pull"] > 0)
     lines.append(
         f"{percent(told['hit_share'])} of prompt tokens were in the cache{pulled}; "
-        f"{told['preemptions']:,} preemption{'s'[: told['preemptions'] != 1]}"
+        f"{format_count(told['preemptions'], 'preemption')}"
     )
     metrics = [{"latency": of, **{stat: _ms(told[f"{stat}_{of}_ms"]) for stat in STATS}} for of in METRICS]
     beside = [

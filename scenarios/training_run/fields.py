@@ -30,7 +30,7 @@ from scenarios.file.document import Document
 from scenarios.training_run.plan import Checkpoints, Detection, Failure, SlowDown, TrainingPlan
 from sim.base.arrays import MOST_BUILT
 from sim.base.errors import InputError, error_path
-from sim.base.units import DURATION, NS_PER_S, parse_duration, round_half_up
+from sim.base.units import DURATION, NS_PER_S, format_count, parse_duration, round_half_up
 from sim.faults import PartKind
 
 
@@ -218,9 +218,9 @@ class TrainingRun(Strict):
         if self.duration == 0:
             raise fault("should be more than 0", ("duration",))
         if self.replicas is not None and self.workers % self.replicas:
-            raise fault(f"{self.workers} workers cannot be shared out among {self.replicas} replicas")
+            raise fault(f"{format_count(self.workers, 'worker')} cannot form {self.replicas} equal replicas")
         if self.at_least is not None and self.at_least > self.workers:
-            raise fault(f"{self.at_least} are more than the {self.workers} workers there are", ("at_least",))
+            raise fault(f"{self.at_least} is more than {format_count(self.workers, 'worker')}", ("at_least",))
         asked = {cause.detect for cause in self.failures.values()}
         for word, given in (("health-check", self.health_check), ("timeout", self.timeout)):
             key = word.replace("-", "_")

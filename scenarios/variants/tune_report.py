@@ -22,6 +22,7 @@ from scenarios.variants.variant import attempt
 from scenarios.workloads.pipeline_report import order_of_slots
 from sim.base.errors import InputError
 from sim.base.files import write_text
+from sim.base.units import format_count
 from sim.explain.bounds import bounds
 from sim.trace import Trace
 
@@ -118,7 +119,7 @@ def write_winner(tuning: Tuning, path: str) -> list[str]:
         tuning.trace,
         own=own and best.variant.schedule is None,
         expect={goal.what: unit.show(best.rows[0][goal.column])},
-        head=f"Found by sim tune: the {least} {goal.what} of {len(tuning.trials):,} trials.",
+        head=f"Found by sim tune: the {least} {goal.what} of {format_count(len(tuning.trials), 'trial')}.",
     )
 
 

@@ -71,7 +71,7 @@ def _on_accelerators(graph: Graph, machine: Machine) -> Graph:
         return graph
     n, there = 1 + max(numbers.values()), machine.accelerators
     if len(there) < n:
-        message = f"needs {n:,} accelerators, one for each replica; the machine has {len(there):,}"
+        message = f"needs an accelerator for each replica, {n:,}; the machine has {len(there):,}"
         raise InputError(message, path=("replicas",))
     return replace(graph, pins=tuple(there[numbers[pin]] if pin in numbers else pin for pin in graph.pins))
 

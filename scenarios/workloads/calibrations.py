@@ -112,7 +112,7 @@ class MeasuredShape(Strict):
         if (self.product is None) == (self.attention is None):
             raise fault("should have a product or an attention")
         if self.product is not None and len(self.product) not in (3, 4):
-            raise fault(f"product should have m, k, n, and perhaps groups, not {len(self.product)} numbers")
+            raise fault(f"product should have m, k, n, and perhaps groups; found {len(self.product)}")
         if self.attention is not None and len(self.attention) != 6:
             raise fault(f"attention should have six numbers, not {len(self.attention)}")
         return self

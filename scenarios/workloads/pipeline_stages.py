@@ -35,7 +35,7 @@ from scenarios.workloads.calibrations import (
 )
 from scenarios.workloads.pipeline_fields import PipelineFields, StageFields
 from sim.base.errors import InputError
-from sim.base.units import round_half_up
+from sim.base.units import format_count, round_half_up
 from sim.graph.graph import Graph
 from sim.machine.device import Device
 from sim.machine.machine import Machine
@@ -114,7 +114,7 @@ class StageMaker:
             what = f"{kinds.pop().upper()}s" if len(kinds) == 1 else "devices that can run ops"
             names = ", ".join(device.name for device in devices) or "none"
             raise InputError(
-                f"{ranks} ranks, {len(devices)} {what} ({names}); "
+                f"{format_count(ranks, 'rank')}, {len(devices)} {what} ({names}); "
                 "make fewer stages, put several on a rank (chunks; `ranks: N` instead of stages follows each "
                 "schedule), or add devices"
             )
@@ -215,8 +215,9 @@ class StageMaker:
             assert isinstance(given, int)
             return given
         if given is not None and given != len(fields.partition):
-            on = "" if fields.ranks is None else f" ({fields.ranks} ranks of {chunks} chunks)"
-            raise InputError(f"partition has {len(fields.partition)} stages, and there are {given}{on}")
+            on = "" if fields.ranks is None else f" (ranks: {fields.ranks}, chunks: {chunks})"
+            has = format_count(len(fields.partition), "stage")
+            raise InputError(f"partition has {has}, and there are {given}{on}")
         return len(fields.partition)
 
     # -- a transformer: the step of `workload: {train: ...}`, on the machine's own devices ------------------
@@ -241,7 +242,7 @@ class StageMaker:
         model = self.fields.model
         assert model is not None
         if model.layers % len(homes):
-            raise InputError(f"{model.layers} layers cannot be shared evenly by {len(homes)} stages")
+            raise InputError(f"{format_count(model.layers, 'layer')} cannot form {len(homes)} equal stages")
         on = {_timer(device): device for device in reversed(homes)}  # the first of those that are alike
         steps = {key: _training(self.fields, len(homes), self._times(of)) for key, of in on.items()}
         mine = [steps[_timer(device)] for device in homes]

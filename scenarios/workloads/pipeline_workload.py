@@ -35,7 +35,7 @@ from scenarios.workloads.pipeline_report import PipelineOnDevices
 from scenarios.workloads.pipeline_stages import StageMaker, Stages
 from scenarios.workloads.workload import Work, Workload
 from sim.base.errors import InputError, ScenarioError, UnknownNameError
-from sim.base.units import round_half_up
+from sim.base.units import format_count, round_half_up
 from sim.graph.graph import Graph
 from sim.job.transfers import Travel
 from sim.machine.machine import Machine
@@ -129,8 +129,8 @@ def _work(make: StageMaker, policy: PolicyFields) -> Work:
     schedule = _schedule(make, stages, name, len(sizes), chunks, given)
     if schedule.stages != len(stages.each):
         more = f"; say chunks: {schedule.chunks}" if fields.ranks == schedule.ranks else ""
-        has = f"{name} has {schedule.stages} on {schedule.ranks} ranks{more}"
-        raise InputError(f"{len(stages.each)} stages are given, and {has}")
+        has = f"{name} has {schedule.stages} on {format_count(schedule.ranks, 'rank')}{more}"
+        raise InputError(f"stages given: {len(stages.each)}; {has}")
     if not fields.backward_dependency:
         schedule = without_backward_dependency(schedule)
     if machine is not None:
@@ -210,7 +210,7 @@ def _schedule(
     else:
         ranks = count // a_rank
     if not replicas and count % a_rank:
-        raise InputError(f"{count} stages cannot be shared by ranks of {a_rank} chunks")
+        raise InputError(f"{format_count(count, 'stage')} cannot be shared by ranks of {a_rank} chunks")
     sizes = {"ranks": ranks, "micro_batches": micro_batches, "chunks": chunks}
     return generate(name, **sizes, checkpoint=checkpoint, **given)
 

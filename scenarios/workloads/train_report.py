@@ -28,7 +28,7 @@ from scenarios.builders.train.training import FULL_ITERATION, Training
 from scenarios.workloads.pipeline_report import memory_peaks, owners
 from scenarios.workloads.step_report import covered_ns
 from sim.base.errors import InputError, OutOfMemoryError
-from sim.base.units import NS_PER_S, format_duration, round_half_up
+from sim.base.units import NS_PER_S, format_count, format_duration, round_half_up
 from sim.explain.communication import computes_until_ns, exposed_communication
 from sim.explain.derived import DerivedColumns
 from sim.explain.time_use import OnPath, interval_of
@@ -409,8 +409,8 @@ def check_fits(training: Training, peaks: Sequence[Mapping[str, Any]], step: int
         return
     same = training.layout.ranks // len(peaks)
     message = (
-        f"pipeline rank {rank} (each of its {same} GPUs) needs {size(worst['peak_bytes'])} of {size(limit)}, "
-        f"at the {worst['when']}: {owners(worst['memory_bytes'])}"
+        f"pipeline rank {rank} ({format_count(same, 'GPU')}) needs {size(worst['peak_bytes'])} of "
+        f"{size(limit)} on each, at the {worst['when']}: {owners(worst['memory_bytes'])}"
     )
     if step is None:
         raise OutOfMemoryError(message)

@@ -34,6 +34,7 @@ from scenarios.workloads.pipeline_report import PipelineOnDevices
 from scenarios.workloads.train_report import check_fits, peaks_of, step_interval, train_report
 from scenarios.workloads.workload import Work, Workload
 from sim.base.errors import InputError, MisfitError, UnknownNameError, error_path
+from sim.base.units import format_count
 from sim.machine.machine import Machine
 from sim.trace import Trace
 
@@ -466,7 +467,7 @@ def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection
     if any(fields.wide_layers) and dtype in _IN_16_BITS:
         raise InputError(f"has no effect: all products are in {dtype}", path=("wide_layers",))
     if sum(fields.wide_layers) >= model.layers:
-        message = f"should leave some of the model's {model.layers} layers in {dtype}"
+        message = f"should leave some of the model's {format_count(model.layers, 'layer')} in {dtype}"
         raise InputError(message, path=("wide_layers",))
     if "moe_preprocess" in fields.cuda_graph and "moe_router" not in fields.cuda_graph:
         raise InputError("moe_preprocess needs moe_router (Megatron-LM)", path=("cuda_graph",))
@@ -512,7 +513,7 @@ def _replicas(fields: TrainFields) -> int:
     if "dp" in of.model_fields_set:
         given, sizes = given * of.dp, f"{sizes}·dp"
     unfilled = fields.gpus % given or ("dp" in of.model_fields_set and fields.gpus != given)
-    why = f"{sizes} = {given} ranks do not fill {fields.gpus} GPUs"
+    why = f"{sizes} = {given} ranks do not fill {format_count(fields.gpus, 'GPU')}"
     refuse_misfit(unfilled, f"{sizes} does not fill the GPUs", why)
     return of.dp if "dp" in of.model_fields_set else fields.gpus // given
 

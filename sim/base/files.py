@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, Final, TextIO
 
 from sim.base.errors import InputError, clip_repr
 from sim.base.startup import collector_paused
+from sim.base.units import format_count
 
 StrPath = str | os.PathLike[str]
 
@@ -115,7 +116,7 @@ def read_table(path: StrPath) -> tuple[list[str], list[tuple[str, dict[str, str]
     rows = []
     for number, line in lines[1:]:
         if line and len(line) != len(header):
-            raise InputError(f"{path}:{number}: {len(line)} values under {len(header)} columns")
+            raise InputError(f"{path}:{number}: {format_count(len(line), 'value')}, not {len(header)}")
         if line:
             rows.append((f"{path}:{number}", dict(zip(header, map(str.strip, line), strict=True))))
     return header, rows

@@ -431,7 +431,7 @@ def whole_numbers(
         raise InputError(f"{whose} returned an array of shape {answer.shape}, should be {many}")
     if n is not None and len(answer) != n:
         each = f", one for each of {n} ops" if len(of) == n else ""
-        raise InputError(f"{whose} returned {len(answer)} numbers, should be {many}{each}")
+        raise InputError(f"{whose} returned a list of {len(answer)}, should be {many}{each}")
     if isinstance(answer, np.ndarray) and answer.dtype.kind in "iu":
         column = answer
     else:

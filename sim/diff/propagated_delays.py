@@ -492,7 +492,7 @@ def _counts(d: Differences) -> list[str]:
     ]
     told = ", ".join(f"{n:,} {one if n == 1 else many}{what}" for n, one, many, what in changes if n)
     if told:
-        found.append(f"of {len(d.pairs.a):,} ops in both {told}")
+        found.append(f"of {format_count(len(d.pairs.a), 'op')} in both {told}")
     for schedule, only, what in ((d.b, d.only_b, "new"), (d.a, d.only_a, "gone")):
         if len(only):
             names = ", ".join(schedule.name_of(row) for row in only[:_NAMED].tolist())

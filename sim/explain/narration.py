@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.base.arrays import UNSET, IntArray, group_pairs
 from sim.base.errors import list_names, shorten
-from sim.base.units import format_duration
+from sim.base.units import format_count, format_duration
 from sim.explain.bounds import Bounds, bounds
 from sim.explain.communication import communicator_waits, exposed_communication
 from sim.explain.derived import DerivedColumns
@@ -282,7 +282,7 @@ def _path_lines(f: DerivedColumns, path: list[PathStep], longest: int) -> list[s
     shown = sorted(path, key=lambda step: (step.start_ns - step.end_ns, step.start_ns))[:longest]
     here = " here" if f.part else ""
     which = f", the {len(shown)} longest" if len(shown) < len(path) else ""
-    lines = [f"Executed critical path, {len(path)} steps{here}{which}"]
+    lines = [f"Executed critical path, {format_count(len(path), 'step')}{here}{which}"]
     if which:
         lines += _kinds_line(f, path)
     for step in sorted(shown, key=lambda step: step.start_ns):
@@ -380,7 +380,7 @@ def _communicator_lines(f: DerivedColumns) -> list[str]:
         if in_line.longest_ns:
             most = f"most {task_text(f, in_line.row)}, {format_duration(in_line.longest_ns)}"
             line_told += f", {most} behind {task_text(f, int(f.before_in_line[in_line.row]))}"
-        met = f"{ranks} ranks, {meetings} collectives"
+        met = f"{format_count(ranks, 'rank')}, {format_count(meetings, 'collective')}"
         lines.append(f"  {name:<12} {met}   late ranks {rank_told}   in line {line_told}")
     return lines
 

@@ -260,7 +260,7 @@ class GraphBuilder:
         >>> a = b.append("a", kind="F", outputs=(8, 4), duration_ns=1, device="gpu0")
         >>> _ = b.append("b", kind="F", inputs=(b.tensor(a, 1),), duration_ns=1, device="gpu0")
         >>> b.build()
-        <Graph 'two': 2 ops, 3 tensors, 1 edges>
+        <Graph 'two': 2 ops, 3 tensors, 1 edge>
         """
         self.op(name, **facts)
         return len(self._ops) - 1
@@ -334,7 +334,7 @@ class GraphBuilder:
         ...     phase=(["F"], both),
         ... )
         >>> b.build()
-        <Graph 'two': 2 ops, 2 tensors, 1 edges>
+        <Graph 'two': 2 ops, 2 tensors, 1 edge>
         """
         before, n = len(self._ops), len(names)
         if isinstance(names, dict) and not self._ops:

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, freeze, frozen_property
 from sim.base.errors import GraphError, UnknownNameError
-from sim.base.units import format_bytes, format_duration, format_flops
+from sim.base.units import format_bytes, format_count, format_duration, format_flops
 from sim.graph.walks import Dag, Edges, a_cycle, least_index_first
 from sim.notebook import card, columns_that_speak
 
@@ -173,12 +173,16 @@ class Graph:
 
     def __repr__(self) -> str:
         """Return the name and the sizes."""
-        return f"<Graph {self.name!r}: {len(self)} ops, {self.n_tensors} tensors, {self.n_edges} edges>"
+        return f"<Graph {self.name!r}: {self._sizes}>"
+
+    @property
+    def _sizes(self) -> str:
+        counts = {"op": len(self), "tensor": self.n_tensors, "edge": self.n_edges}
+        return ", ".join(format_count(n, what) for what, n in counts.items())
 
     def _repr_html_(self) -> str:
         """Return the notebook display: sizes, and the ops of each kind, the most frequent first."""
         parameters = int(self.tensor_nbytes[self.tensor_role == Role.PARAMETER].sum())
-        sizes = f"{len(self):,} ops, {self.n_tensors:,} tensors, {self.n_edges:,} edges"
         nbytes = self.outputs.sums(self.tensor_nbytes)
 
         def of_kind(code: int) -> dict[str, str]:
@@ -195,7 +199,7 @@ class Graph:
         count = np.bincount(self.kind_code, minlength=len(self.kinds))
         rows = [of_kind(code) for code in np.argsort(-count, kind="stable").tolist() if count[code]]
         held = f", {format_bytes(parameters)} of parameters" if parameters else ""
-        return card(f"Graph {self.name}", [sizes + held], columns_that_speak(rows))
+        return card(f"Graph {self.name}", [self._sizes + held], columns_that_speak(rows))
 
     @property
     def n_tensors(self) -> int:

@@ -247,9 +247,7 @@ class Device:
                 "sim.machine.device.CostModel"
             )
         if self.cores and self.cores_per_op > self.cores:
-            raise InputError(
-                f"device {self.name!r}: an op takes {self.cores_per_op} cores but there are {self.cores}"
-            )
+            raise InputError(f"{whose}: an op takes {self.cores_per_op} cores of {self.cores}")
 
     @property
     def lanes(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from sim.base.arrays import IntArray, distinct_rows
 from sim.base.errors import InputError, UnknownNameError
 from sim.base.options import need_whole
-from sim.base.units import format_bytes, format_duration
+from sim.base.units import format_bytes, format_count, format_duration
 from sim.machine.communicators import CollectiveModel
 from sim.machine.device import Device
 from sim.machine.links import SHORTEST, Link, Network, Router, Routing
@@ -184,7 +184,7 @@ class Machine:
     @property
     def _sizes(self) -> str:
         kinds = Counter(device.kind for device in self.devices)
-        links = [f"{len(self.links):,} links"] if self.links else []
+        links = [format_count(len(self.links), "link")] if self.links else []
         return ", ".join([*(f"{count:,} {kind}" for kind, count in kinds.items()), *links])
 
     def _repr_html_(self) -> str:

@@ -33,6 +33,7 @@ from sim.base.arrays import LATEST_NS, UNSET, BoolArray, Csr, IntArray, by_first
 from sim.base.errors import InputError
 from sim.base.files import loads_once
 from sim.base.options import whole_numbers
+from sim.base.units import format_count
 
 if TYPE_CHECKING:
     from sim.graph.graph import Graph
@@ -126,10 +127,9 @@ class Plan:
 
     def __repr__(self) -> str:
         """Return the sizes and the beginning of the hash."""
-        return (
-            f"<Plan of {self.graph!r}: {len(self)} tasks on {len(self.streams)} streams, "
-            f"{len(self.waits.indices)} waits, {self.digest[:12]}>"
-        )
+        tasks, streams = format_count(len(self), "task"), format_count(len(self.streams), "stream")
+        waits = format_count(len(self.waits.indices), "wait")
+        return f"<Plan of {self.graph!r}: {tasks} on {streams}, {waits}, {self.digest[:12]}>"
 
     def __getitem__(self, k: int) -> PlannedTask:
         """Return task number `k`."""
@@ -214,7 +214,7 @@ def _from_content(content: Mapping[str, Any]) -> Plan:
     task, event = (np.array(content["waits"][end], np.int64) for end in ("task", "for"))
     for column, known, what in ((op, ops, "op"), (stream, streams, "stream"), (issuer, issuers, "issuer")):
         if len(column) != len(op) or bool(((column < 0) | (column >= len(known))).any()):
-            raise InputError(f"the plan names {len(known)} {what}s, and its tasks do not fit to them")
+            raise InputError(f"the plan names {format_count(len(known), what)}, and its tasks others")
     if len(devices) != len(streams) or len(columns["iteration"]) != len(op) or len(task) != len(event):
         raise InputError("the columns of the plan have different lengths")
     wrong = (task < 0) | (task >= len(op)) | (event < 0) | (event >= task)

@@ -84,7 +84,7 @@ def test_ranks_are_the_accelerators_in_machine_order(
         ),
         (
             ["training", {"name": "parameter-server", "workers": 6, "servers": ["node0/gpu1"]}],
-            "compile.1.workers: parameter-server: there are 6 workers, and the machine has 5 accelerators",
+            "compile.1.workers: parameter-server: the machine has 5 accelerators for 6 workers",
         ),
         (
             ["training", {"name": "tensor-parallel", "ranks": ALL[:2]}, {"name": "ddp", "ranks": 2}],
@@ -117,6 +117,6 @@ def test_replicas_of_a_builder_are_accelerators_whatever_they_are_called(tmp_pat
     found = ran(tmp_path / "a.yaml", [], machine, {"build": {**build, "replicas": 3}})
     assert [name for name in used(found) if name != "cpu"] == ["tpu0", "tpu1", "tpu2"]
     with pytest.raises(
-        ScenarioError, match=r"build\.replicas: needs 5 accelerators, one for each replica; the machine has 4"
+        ScenarioError, match=r"build\.replicas: needs an accelerator for each replica, 5; the machine has 4"
     ):
         ran(tmp_path / "a.yaml", [], machine, {"build": {**build, "replicas": 5}})

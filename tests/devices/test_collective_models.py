@@ -244,7 +244,7 @@ def test_elements_and_ms_and_choices(tmp_path: Path) -> None:
         ("op,gpus,bytes\n", {}, "which column is time_us or time_ms"),
         ("op,gpus,elements,time_us\n", {}, "sizes count elements, and no column says their type"),
         ("op,gpus,bytes,time_us\n", {}, "has no rows"),
-        (ROWS + "all_reduce,8\n", {}, "t.csv:5: 2 values under 4 columns"),
+        (ROWS + "all_reduce,8\n", {}, "t.csv:5: 2 values, not 4"),
         ("op,ranks,bytes,time,time\n", {}, "t.csv:1: two columns are called 'time'; rename or remove one"),
         (
             ROWS + "all_reduce,8,many,3\n",

@@ -93,7 +93,7 @@ def test_the_fits_of_two_machines_are_alike_if_their_kernels_are(tmp_path: Path)
         ("", "k.csv:1: the column dtype is missing"),
         ("kind,dtype,ns\n", "k.csv:1: a kernel has no 'ns'; did you mean 'n'"),
         ("kind,dtype,us\n", "k.csv: has no kernel that was measured alone"),
-        ("kind,dtype,us\nmatmul,bf16\n", "k.csv:2: 2 values under 3 columns"),
+        ("kind,dtype,us\nmatmul,bf16\n", "k.csv:2: 2 values, not 3"),
         ("kind,dtype,us\nmatmul,,3\n", "k.csv:2: dtype is not given"),
         ("kind,dtype,us\nmatmul,bf17,3\n", "k.csv:2: unknown dtype 'bf17'; did you mean 'bf16'"),
         ("kind,dtype,us\nmatmul,bf16,fast\n", "k.csv:2: could not convert string to float: 'fast'"),

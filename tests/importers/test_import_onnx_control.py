@@ -176,7 +176,7 @@ def test_branches_of_different_shapes_need_one_outcome_for_ever() -> None:
 def test_subgraphs_without_the_outputs_of_their_node_are_told() -> None:
     nothing = {**branches(), "else_branch": graph([], [], [])}
     made = model([node("If", "c", "z", **nothing)], [X, C], [out("z")], matrix("w"))
-    with pytest.raises(InputError, match=r"'z' \(If\) has 1 outputs, and its else_branch returns 0"):
+    with pytest.raises(InputError, match=r"'z' \(If\) has 1 output, and its else_branch returns 0"):
         import_onnx(made)
     told = r"carries 1 values and has 2 outputs; its body has 3 inputs and 2 outputs; 3 and 3 are needed"
     with pytest.raises(InputError, match=told):

@@ -154,7 +154,7 @@ def test_limits_and_memory_that_is_short(scenario: str) -> None:
     short = sim(*arguments, "--set", between)
     told = json.loads(short.stdout)
     assert (short.exit_code, told["answers"]) == (0, 1)
-    assert told["rows"][1]["error"].startswith("pipeline rank 0 (each of its 8 GPUs) needs ")
+    assert told["rows"][1]["error"].startswith("pipeline rank 0 (8 GPUs) needs ")
     assert told["rows"][1]["train.peak_bytes"] == large  # what it needs is told all the same
     limits = ("--subject-to", "mfu>=0.1%", "--subject-to", f"step_memory<={small - 1}B")
     shown = sim(*arguments[:-3], "--minimise", "step_time", "--set", between, *limits).stdout

@@ -136,7 +136,7 @@ policy: 1f1b
 """
     assert block(run(tmp_path, text))["busy_ns"] == [4_000_000, 12_000_000]
     with pytest.raises(
-        ScenarioError, match=r"partition has 3 stages, and there are 2 \(2 ranks of 1 chunks\)"
+        ScenarioError, match=r"partition has 3 stages, and there are 2 \(ranks: 2, chunks: 1\)"
     ):
         run(tmp_path, text.replace("[1, 3]", "[1, 1, 2]"))
     with pytest.raises(ScenarioError, match=r"partition has 3 stages, and there are 2$"):

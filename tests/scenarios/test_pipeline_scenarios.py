@@ -392,7 +392,7 @@ CUSTOM = (
 def test_ranks_of_an_order_with_chunks_have_to_say_so(tmp_path: Path) -> None:
     (tmp_path / "order.csv").write_text(to_csv(generate("zb-v", ranks=2, micro_batches=2)), encoding="utf-8")
     path = write(tmp_path, CUSTOM.replace("stages: 2", "ranks: 2"))
-    said = "2 stages are given, and custom has 4 on 2 ranks; say chunks: 2"
+    said = "stages given: 2; custom has 4 on 2 ranks; say chunks: 2"
     assert said in sim("run", path).stderr
     assert sim("run", path, "--set", "workload.pipeline.chunks=2").exit_code == 0
 

@@ -72,7 +72,7 @@ def test_a_part_of_the_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "setting", "says"),
     [
-        (CPU, "machine.devices.cpu0.cores_per_op=8", "an op cannot use 8 of 4 cores"),
+        (CPU, "machine.devices.cpu0.cores_per_op=8", "an op cannot use 8 cores of 4"),
         (GPU, "machine.devices.gpu0.use_sms=200", "there are only 100 SMs, not 200"),
         (GPU, "machine.devices.gpu0.use_sms=150%", "use_sms"),
     ],

@@ -238,7 +238,7 @@ def test_what_else_ours_says(tmp_path: Path) -> None:
         (MOONCAKE.replace('"timestamp": 30535, ', ""), "trace:2: has none of the columns arrival, timestamp"),
         (
             AZURE_2023 + "\n2023-11-16 18:17:04.0319600,110",
-            "trace:5: 2 values under 3 columns",
+            "trace:5: 2 values, not 3",
         ),
         ('id,arrival,prompt,output\n"a\nb",1ms,4,2\nc,2ms,x,2\n', "trace:4: prompt: should be a whole"),
         (AZURE_2023.replace("4808", "0"), "trace:2: an answer to a prompt without tokens"),

@@ -281,12 +281,12 @@ def test_lanes_of_the_picture() -> None:
         (["training_run.checkpoint.size=3GB"], "checkpoint: needs one of save and size"),
         (["training_run.checkpoint.asynchronous=3"], "checkpoint.asynchronous: "),
         (["training_run.restart={jobs: 3s}"], "training_run.restart.jobs: "),
-        (["training_run.replicas=3"], "2 workers cannot be shared out among 3 replicas"),
+        (["training_run.replicas=3"], "2 workers cannot form 3 equal replicas"),
         (
             ["training_run.workers=1000000", "training_run.devices=10"],
             "training_run.devices: 10 of each of 1,000,001 machines are more than 10,000,000 in all",
         ),
-        (["training_run.at_least=3"], "at_least: 3 are more than the 2 workers there are"),
+        (["training_run.at_least=3"], "at_least: 3 is more than 2 workers"),
         (
             ["training_run.slow_downs={h: {at: [3s], worker: 0, duration: 1s, factor: 1}}"],
             "factor: should be greater than 1",

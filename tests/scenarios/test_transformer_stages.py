@@ -96,7 +96,7 @@ policy: 1f1b
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
-        ({"layers": 6}, "6 layers cannot be shared evenly by 4 stages"),
+        ({"layers": 6}, "6 layers cannot form 4 equal stages"),
         ({"heads": 7}, "no multiple of 7 heads"),
         ({"tp": 5}, "tp: 5 ranks cannot share 96 heads"),
         ({"rate": None}, "nothing tells how long its products take"),

@@ -83,7 +83,7 @@ def test_another_lane(tmp_path: Path) -> None:
     (tmp_path / "golden.csv").write_text("op,stream,start_ns,end_ns\na,cpu0/w1,0,10000\n")
     text = changed(HEAD[HEAD.index("    a:") : HEAD.index("policy")], "    a: {duration: 10us}\n", HEAD)
     assert (
-        failure(tmp_path, text) == "of 1 ops in both 1 runs on another lane\n'a' runs on cpu0/w0, not cpu0/w1"
+        failure(tmp_path, text) == "of 1 op in both 1 runs on another lane\n'a' runs on cpu0/w0, not cpu0/w1"
     )
 
 

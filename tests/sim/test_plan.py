@@ -142,7 +142,7 @@ def broken(**changes: object) -> str:
         ('{"schema": 1, "schema": 2}', "a plan is JSON: the key 'schema' stands twice"),
         ("[]", 'a plan has "schema": "sim.plan/1"'),
         (broken(schema="sim.graph/1"), "this has none or another"),
-        (broken(ops=["a"]), "names 1 ops"),
+        (broken(ops=["a"]), "names 1 op,"),
         (broken(devices=[]), "different lengths"),
         (broken(waits={"task": [1], "for": [2]}), "task 1 of the plan waits for 2"),
         (broken(waits={"task": [1, 2], "for": [0]}), "different lengths"),
@@ -150,7 +150,7 @@ def broken(**changes: object) -> str:
         (broken(tasks={"op": [0]}), "lacks something"),
         (
             broken(tasks={**json.loads(three_streams().plan().to_json())["tasks"], "not_before_ns": [1]}),
-            "1 numbers",
+            "a list of 1, should",
         ),
     ],
 )

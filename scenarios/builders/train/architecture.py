@@ -172,9 +172,9 @@ class Architecture:
             if not getattr(self, name):
                 object.__setattr__(self, name, value)
         if self.heads % self.kv_heads:
-            raise InputError(f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values")
+            raise InputError(f"heads, {self.heads}, should be a multiple of kv_heads, {self.kv_heads}")
         if self.experts and not 0 < self.top_k <= self.experts:
-            raise InputError(f"a token cannot go to {self.top_k} of {self.experts} experts")
+            raise InputError(f"a token cannot go to {self.top_k} experts of {self.experts}")
         object.__setattr__(self, "pattern", tuple(self.pattern))
         if self.pattern:
             self._check_pattern()

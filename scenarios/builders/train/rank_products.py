@@ -38,6 +38,7 @@ from scenarios.builders.train.kernels import (
 )
 from scenarios.builders.train.layout import ParallelLayout, ReplicaBatch, refuse_misfit
 from sim.base.errors import InputError
+from sim.base.units import format_count
 
 _SPLITS: Final = 4  # of a product whose results are scattered meanwhile (`initialize_ub`, num_splits)
 
@@ -65,16 +66,16 @@ class RankProducts:
         why = f"a sequence of {batch.sequence} cannot be shared by tp·cp = {t * c} ranks"
         refuse_misfit(uneven, "tp·cp does not divide the sequence", why)
         heads, by_heads = model.heads // t, c if batch.context == "all-to-all" else 1
-        why = f"cp: {c} ranks cannot share {heads} heads; use context: ring"
+        why = f"cp: {c} ranks cannot share {format_count(heads, 'head')}; use context: ring"
         refuse_misfit(heads % by_heads, "cp does not divide the heads of a rank", why)
         for key, ranks, kv in (("tp", t, model.kv_heads), ("cp", by_heads, max(1, model.kv_heads // t))):
             uneven = kv % ranks and ranks % kv  # heads are replicated if there are fewer than ranks
-            why = f"{key}: {ranks} ranks cannot share {kv} heads of keys and values"
+            why = f"{key}: {ranks} ranks cannot share {format_count(kv, 'head')} of keys and values"
             refuse_misfit(uneven, f"{key} and the heads of keys and values are no multiples", why)
         why = "packed: sequences are not known to go round a ring; use context: all-to-all or all-gather"
         around = batch.packed and c > 1 and batch.context == "ring"
         refuse_misfit(around, "packed sequences with context: ring", why)
-        why = f"ep: {layout.ep} ranks cannot share {model.experts} experts"
+        why = f"ep: {layout.ep} ranks cannot share {format_count(model.experts, 'expert')}"
         refuse_misfit(model.experts % layout.ep, "ep does not divide the experts", why)
         if not model.experts and (batch.imbalance != 1.0 or batch.routes is not None):
             what = "imbalance" if batch.routes is None else "routing"

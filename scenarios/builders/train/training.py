@@ -54,7 +54,7 @@ from scenarios.builders.train.memory import (
     stage_memory,
     transformer_engine_buffers,
 )
-from sim.base.units import round_half_up
+from sim.base.units import format_count, round_half_up
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -142,13 +142,13 @@ class Training(RankOptions):
         """Raise if batches or stages do not divide evenly."""
         replicas = self.layout.dp
         uneven = self.batch % (replicas * self.micro_batch)
-        batches = f"{replicas} replicas in micro-batches of {self.micro_batch}"
+        batches = f"{format_count(replicas, 'replica')} in micro-batches of {self.micro_batch}"
         why = f"a global batch of {self.batch} cannot be shared by {batches}"
         refuse_misfit(uneven, "dp·micro_batch does not divide the global batch", why)
         stages, layers = len(self.partition), sum(self.partition)
         other = self.partition and (layers, stages) != (self.model.layers, self.stages)
         there = f"there are {self.stages} of {self.model.layers}"
-        why = f"partition has {stages} stages of {layers} layers, and {there}"
+        why = f"partition has {format_count(stages, 'stage')} of {format_count(layers, 'layer')}, and {there}"
         refuse_misfit(other, "partition has other stages or layers", why)
         given = f"{len(self.packed)} sequences have {sum(self.packed)} tokens"
         why = f"packed: {given}, and a sample has {self.sequence}"
@@ -159,7 +159,7 @@ class Training(RankOptions):
         refuse_misfit(self.lora and self.parameters_apart, "adapters with parameters apart", why)
         if self.offload_layers:
             self._check_offload()
-        why = f"{self.model.layers} layers cannot be shared by {self.stages} stages"
+        why = f"{format_count(self.model.layers, 'layer')} cannot be shared by {self.stages} stages"
         many = self.stages > self.model.layers + 2  # the first and the last may have no layers
         refuse_misfit(many, "more stages than layers", why)
 
@@ -171,7 +171,7 @@ class Training(RankOptions):
         elif self.recompute != "none":
             why = "needs recompute: none (Megatron-LM takes one of the two)"
         elif self.offload_layers >= self.model.layers:
-            why = f"should be fewer than the model's {self.model.layers} layers"
+            why = f"should be fewer than the model's {format_count(self.model.layers, 'layer')}"
         refuse_misfit(why, "offloaded layers with what excludes them", f"offload: {why}")
 
     # -- sizes ------------------------------------------------------------------------------------------

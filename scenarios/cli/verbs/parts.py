@@ -9,7 +9,7 @@ import typer
 from scenarios.cli.output import print_json, print_table
 from scenarios.cli.running import save_picture
 from sim.base.errors import InputError, UnknownNameError
-from sim.base.units import format_bytes, format_duration, parse_bytes, round_half_up
+from sim.base.units import format_bytes, format_count, format_duration, parse_bytes, round_half_up
 
 ScheduleFormat = Literal["text", "torch-csv"]
 """Output formats of a schedule."""
@@ -127,8 +127,7 @@ def collectives(
         collective_sizes.row_of(kind, who, one, measured, links)
         for one in collective_sizes.sizes_around(size, known)
     ]
-    at = "1 node" if nodes == 1 else f"{nodes} nodes"
-    title = f"{op} on {n_ranks} {who.word}, {at} of {machine}"
+    title = f"{op} on {n_ranks} {who.word}, {format_count(nodes, 'node')} of {machine}"
     if plot is not None:
         save_picture(collective_sizes.draw_sizes(rows, title), plot)
     if json:
@@ -152,7 +151,7 @@ def _print_choice(asked: list[Any]) -> None:
     for row in asked:
         way, choice = row.algorithm, row.choice
         if choice is not None:
-            channels = "1 channel" if choice.channels == 1 else f"{choice.channels} channels"
+            channels = format_count(choice.channels, "channel")
             way += f", protocol {choice.protocol}, {channels} of {choice.threads} threads"
         typer.echo(
             f"{format_bytes(row.nbytes)}: {way}: {format_duration(round_half_up(row.best_us * 1000))}, "

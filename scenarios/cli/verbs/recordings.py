@@ -141,7 +141,7 @@ def whatif(
             labels = {each.label for each in known}
             known += [each for each in machine_trials(what_ifs.trace) if each.label not in labels]
     trials = chosen(known, only or [""])
-    with progress(f"simulating {name} with {len(trials) + len(given)} changes"):
+    with progress(f"simulating {name} with {format_count(len(trials) + len(given), 'change')}"):
         rows = list(try_all(what_ifs, trials, given))
     if plot is not None:
         save_picture(draw_what_ifs(name, rows), plot)
@@ -160,7 +160,7 @@ def _try_settings(what_ifs: WhatIfs, only: list[str], json: bool) -> None:
 
     first, *others = what_ifs.settings
     trials, runs = [first, *chosen(others, only)], Variants(*what_ifs.made_of)
-    with progress(f"trying {len(trials) - 1} changes of {what_ifs.name}"):
+    with progress(f"trying {format_count(len(trials) - 1, 'change')} of {what_ifs.name}"):
         rows = [{"what if": trial.label, **runs.row(trial)} for trial in trials]
     if json:
         print_json({"name": what_ifs.name, "what_ifs": rows})
@@ -274,7 +274,7 @@ def memory(
     reports, stories = [], []
     for name in names:
         try:
-            with progress(f"replaying {len(events):,} events through {name}"):
+            with progress(f"replaying {format_count(len(events), 'event')} through {name}"):
                 done = _replay(events, name, limit, options)
         except OutOfMemoryError as error:  # the others are still compared
             stories.append(str(error))
