@@ -251,7 +251,12 @@ def fit_own(family: Family, part: Part, dtype: str, groups: Any = None) -> Model
 
 
 def spread_by(model: Model, misses: FloatArray, log2_ns: FloatArray, bins: int) -> Model:
-    """Return the model with the half width of its 10-90 % interval by size, from errors of rows left out."""
+    """Return the model with the half width of its 10-90 % interval by size, from errors of rows left out.
+
+    Of 101 tables of whole layers left out, 55 % have 75 to 85 % of their rows inside. With a smooth width of
+    two parts, of the time and of its logarithm, it is 55 %, with one by all features 66 %, and as many are
+    far off.
+    """
     edges = np.quantile(log2_ns, np.linspace(0, 1, bins + 1)[1:-1])
     where = np.searchsorted(edges, log2_ns)
     spread = tuple(float(np.quantile(np.abs(misses[where == b]), 0.8)) for b in range(bins))
