@@ -363,6 +363,8 @@ def misfit_text(*faults: Any) -> str:
 def need_whole(thing: object, whose: str, needed: str, optional: str = "", least: int = 0) -> None:
     """Raise on attributes of `thing` that are not whole, or less than `least`; an optional one may be None.
 
+    Floats that are whole (``25e9``) become integers.
+
     Raises
     ------
     InputError
@@ -378,6 +380,8 @@ def need_whole(thing: object, whose: str, needed: str, optional: str = "", least
         number = getattr(thing, name)
         if number is None and name in optional.split():
             continue
+        if isinstance(number, float) and number.is_integer():
+            object.__setattr__(thing, name, number := int(number))  # of a frozen one, too
         if not isinstance(number, int | np.integer) or number < least:
             raise InputError(f"{whose}: {name} should be a whole number from {least} on, not {number!r}")
 

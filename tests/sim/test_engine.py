@@ -403,6 +403,11 @@ def test_numbers_of_a_machine_that_mean_nothing_are_refused(make: Callable[[], o
         make()
 
 
+def test_rates_of_a_machine_may_be_written_as_floats() -> None:
+    link = Link("l", "a", "b", bandwidth_bytes_per_s=25e9)  # type: ignore[arg-type]
+    assert (type(link.bandwidth_bytes_per_s), link) == (int, Link("l", "a", "b", 0, 25 * 10**9))
+
+
 def test_what_no_device_can_run_is_refused_before_time_0() -> None:
     gpu = Device("gpu0", kinds=frozenset({"matmul"}))
     with pytest.raises(
