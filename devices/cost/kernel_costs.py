@@ -145,15 +145,16 @@ def _product(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     """Return products of sizes m, n, k, or of the flops and bytes that ops have."""
     sizes = ops.columns("m n k batch", batch=1)
     known, asks = _are_known(sizes), _by_flops(ops, sheet, ~_are_known(sizes))
-    if not ops.kind.endswith("_grad"):
-        if ops.kind in ("lstm", "gru", "rnn"):  # their steps run one after another
-            step = _as_product(ops, sheet, known, sizes, _GUESSED_WIDTH)
-            return [*(ask._replace(times=ops.column("seq_len", 1.0)) for ask in step), *asks]
-        return [*_as_product(ops, sheet, known, sizes), *asks]
     m, n, k, batch = sizes.values()
-    both = ops.flops > 3 * m * n * k * batch
-    for rows, new in ((known, (m, k, n)), (known & both, (k, n, m))):  # by the input and by the weights
-        asks += _as_product(ops, sheet, rows, {**dict(zip("mnk", new, strict=True)), "batch": batch})
+    stepwise = ops.kind.removesuffix("_grad") in ("lstm", "gru", "rnn")  # steps run one after another,
+    times, width = (ops.column("seq_len", 1.0), _GUESSED_WIDTH) if stepwise else (1.0, 0.0)
+    ways = [(known, (m, n, k), times)]
+    if ops.kind.endswith("_grad"):  # by the input and by the weights, which sum over all steps at once
+        both = ops.flops > 3 * m * n * k * batch * times
+        ways = [(known, (m, k, n), times), (known & both, (k, n, m * times), 1.0)]
+    for rows, new, repeated in ways:
+        made = {**dict(zip("mnk", new, strict=True)), "batch": batch}
+        asks += [ask._replace(times=repeated) for ask in _as_product(ops, sheet, rows, made, width)]
     return asks
 
 

@@ -64,10 +64,11 @@ FUNCTIONS: Final = {
 """Kind → flop of the gradient of its first input (for a norm, also of its scale and offset), as a multiple
 of the forward's, and what it reads besides ``dy``: ``"x"``, ``"y"``, ``"xy"`` or nothing."""
 
-SEVERAL: Final = {"attention": Fraction(5, 2)}
+SEVERAL: Final = {"attention": Fraction(5, 2), **dict.fromkeys(("lstm", "gru", "rnn"), Fraction(2))}
 """Kind → work of one op that computes all input gradients from the inputs, ``dy`` and the output.
 
-Attention: five products instead of two, as in FlashAttention (arXiv 2205.14135, algorithm 4).
+Attention: five products instead of two, as in FlashAttention (arXiv 2205.14135, algorithm 4). Recurrent
+cells: each product by its input and by its weights.
 """
 
 KEPT_OUTPUT: Final = frozenset({"softmax_cross_entropy", "sparse_softmax_cross_entropy"})

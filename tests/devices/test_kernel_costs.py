@@ -351,6 +351,14 @@ def test_steps_of_a_recurrent_op_run_one_after_another() -> None:
     assert ns_of("matmul", sizes={**step, "seq_len": 100}) == ns_of("matmul", sizes=step)
 
 
+def test_the_backward_of_a_recurrent_op_sums_its_weights_gradient_over_all_steps_at_once() -> None:
+    step = {"m": 32, "n": 2048, "k": 1024}
+    states = 100 * ns_of("matmul", sizes={"m": 32, "n": 1024, "k": 2048})
+    weights = ns_of("matmul", sizes={"m": 1024, "n": 2048, "k": 3200})
+    back = ns_of("lstm_grad", sizes={**step, "seq_len": 100}, flops=4 * 100 * 32 * 2048 * 1024)
+    assert back == pytest.approx(states + weights, rel=0.02)
+
+
 def test_an_outer_product_is_bound_by_writing_it_down() -> None:
     """1024 of 32 x 32 take as long as 32 of 1024 x 32, and an A100 writes 200 elements a ns."""
     few, many = ({"batch": b, "m": m, "n": 32, "k": 1} for b, m in ((32, 1024), (1024, 32)))

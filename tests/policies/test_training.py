@@ -96,6 +96,13 @@ def test_a_layer_worked_by_hand() -> None:
     assert made["s"].after == [("b/update", 1)]
 
 
+def test_the_backward_of_a_recurrent_op_is_twice_its_forward() -> None:
+    """Each product by its input and by its weights, whatever the number of parameters."""
+    ops = {"y": {"kind": "lstm", "inputs": ["x", "w", "r", "b"], "flops": 1000}}
+    made = records(TrainingRewrite().apply(layers(ops, {"w": 400, "r": 400, "b": 40})))
+    assert made["y/grad"].flops == 2000
+
+
 def test_gradients_of_what_is_read_twice_are_summed() -> None:
     g = layers(
         {
