@@ -52,6 +52,8 @@ _RENAMED = {
     "avg_pool1d": "average_pool", "avg_pool2d": "average_pool", "avg_pool3d": "average_pool",
     "adaptive_avg_pool1d": "average_pool", "adaptive_avg_pool2d": "average_pool",
     "adaptive_max_pool2d": "max_pool",
+    "rnn_tanh": "rnn", "rnn_relu": "rnn", "_int_mm": "matmul", "topk": "top_k", "gather": "gather_elements",
+    "scatter": "scatter_elements", "scatter_add": "scatter_elements",
     "embedding": "gather", "index": "gather", "index_select": "gather", "cat": "concat", "stack": "concat",
     "clone": "copy", "repeat": "tile", "roll": "copy", "flip": "reverse", "constant_pad_nd": "pad",
     "to": "cast", "_to_copy": "cast", "type_as": "cast", "float": "cast",
@@ -71,6 +73,9 @@ _RENAMED = {
 }  # fmt: skip
 
 _RESIZE = {"nearest2d": "nearest", "bilinear2d": "linear", "bicubic2d": "cubic"}
+
+
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 def operator_name(target: Any) -> str:
@@ -137,6 +142,10 @@ def order_tensors(name: str, tensors: list[Any]) -> list[Any]:
     """Return the tensors that an operator reads, in the order that its formula expects."""
     if name in ("addmm", "baddbmm"):  # (bias, a, b)
         return [*tensors[1:], tensors[0]]
+    if name in RECURRENT:  # (x, states, weights and biases of each layer)
+        x, states = tensors[0], 2 if name == "lstm" else 1
+        matrices_first = sorted(tensors[1 + states :], key=lambda node: -node.meta["val"].dim())
+        return [x, *matrices_first, *tensors[1 : 1 + states]]
     return tensors
 
 
@@ -216,6 +225,11 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
         return {"axis": -len(args[1]) if isinstance(args[1], list | tuple) else -1}
     if name in ("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum"):
         return {"axis": -1 if argument_at(1, "dim") is None else int(argument_at(1, "dim"))}
+    if name in RECURRENT:
+        matrices = sum(weight.meta["val"].dim() == 2 for weight in args[2])
+        return {"matrices": matrices, "layers": args[4], "layout": int(args[8])}
+    if name == "topk":
+        return {"axis": int(argument_at(2, "dim", -1))}
     if name == "index_select":
         return {"axis": int(argument_at(1, "dim") or 0)}
     if name == "cross_entropy_loss":

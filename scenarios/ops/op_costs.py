@@ -185,9 +185,9 @@ COSTS: Mapping[str, Formula] = {
     "negative_log_likelihood_loss": f.picked_loss,
     "adam": f.adam,
     "rotary_embedding": f.rotary_embedding,
-    "lstm": f.recurrent(gates=4, pointwise=26),  # 8 additions, 3 sigmoid, 2 tanh, 3 products, 1 sum
-    "gru": f.recurrent(gates=3, pointwise=20),  # 6 additions, 2 sigmoid, 1 tanh, 3 products, 2 sums
-    "rnn": f.recurrent(gates=1, pointwise=3),  # 2 additions, 1 tanh
+    "lstm": f.streaming(lambda op: f.recurrent(op, 4, 26)),  # 9 sums, 3 sigmoid, 2 tanh, 3 products
+    "gru": f.streaming(lambda op: f.recurrent(op, 3, 20)),  # 8 sums, 2 sigmoid, 1 tanh, 3 products
+    "rnn": f.streaming(lambda op: f.recurrent(op, 1, 3)),  # 2 sums, 1 tanh
     "max_pool": f.streaming(f.pool),
     "lp_pool": f.streaming(lambda op: 2 * f.pool(op)),
     "average_pool": f.streaming(f.pool),

@@ -217,15 +217,16 @@ def attention_grad(op: OpFacts) -> int:
     return 10 * q.elements * k.shape[-2] + 9 * scores + 2 * q.elements
 
 
-def recurrent(gates: int, pointwise: int) -> Formula:
+def recurrent(op: OpFacts, gates: int, pointwise: int) -> int:
     """Both products of every gate at every step, and the elementwise part of the cell."""
+    rows, elements = _recurrent_weights(op)
+    return math.prod(op.input(0).shape[:-1]) * (2 * elements + pointwise * (rows // gates))
 
-    def flops(op: OpFacts) -> int:
-        x, w, r = op.input(0), op.input(1), op.input(2)
-        steps = math.prod(x.shape[:2])
-        return steps * (2 * (w.elements + r.elements) + pointwise * (w.shape[0] * w.shape[1] // gates))
 
-    return streaming(flops)
+def _recurrent_weights(op: OpFacts) -> tuple[int, int]:
+    """Gates times width of all layers and directions, and elements of their matrices (in ONNX W and R)."""
+    weights = [op.input(i) for i in range(1, 1 + int(op.attributes.get("matrices", 2)))]
+    return sum(w.elements // w.shape[-1] for w in weights) // 2, sum(w.elements for w in weights)
 
 
 # -- windows, normalisation, the rest -------------------------------------------------------------
@@ -234,9 +235,7 @@ def recurrent(gates: int, pointwise: int) -> Formula:
 def pool(op: OpFacts) -> int:
     """Window elements per output; if the window is unknown, every input element once (no overlap)."""
     window = op.attributes.get("kernel_shape")
-    if window is None:
-        return op.input(0).elements
-    return op.output.elements * math.prod(int(n) for n in window)
+    return op.input(0).elements if window is None else op.output.elements * math.prod(map(int, window))
 
 
 def pool_grad(op: OpFacts) -> int:
@@ -264,8 +263,7 @@ def resize(op: OpFacts) -> int:
 def grid_sample(op: OpFacts) -> int:
     """A multiply-add per tap: along each axis of the image 2, 4 if cubic; none if nearest."""
     taps = {"nearest": 0, "cubic": 4, "bicubic": 4}.get(str(op.attributes.get("mode")), 2)
-    axes = len(op.input(0).shape) - 2
-    return 2 * op.output.elements * math.prod([taps] * axes)
+    return 2 * op.output.elements * math.prod([taps] * (len(op.input(0).shape) - 2))
 
 
 def dft(op: OpFacts) -> int:  # 5 n log2 n for n complex numbers (https://www.fftw.org/speed/method.html)
@@ -568,10 +566,11 @@ def _gather(op: OpFacts) -> Sizes:
 
 
 def _recurrent(op: OpFacts) -> Sizes:
-    """A step, for all gates and directions; ``seq_len`` steps."""
-    (*steps, _), w, r = (op.input(i).shape for i in range(3))
-    length, batch = reversed(steps) if op.attributes.get("layout") else steps
-    return {"m": batch, "n": w[0] * w[1], "k": w[2] + r[2], "seq_len": length}
+    """A step of a layer, for all gates and directions; ``seq_len`` steps of all layers."""
+    *steps, _ = op.input(0).shape
+    length, *batch = reversed(steps) if op.attributes.get("layout") else steps
+    (rows, elements), layers = _recurrent_weights(op), int(op.attributes.get("layers", 1))
+    return {"m": math.prod(batch), "n": rows // layers, "k": elements // rows, "seq_len": length * layers}
 
 
 def _kinds(rule: Callable[[OpFacts], Sizes], kinds: str) -> dict[str, Callable[[OpFacts], Sizes]]:

@@ -95,6 +95,19 @@ def test_attention_of_heads() -> None:
     assert shape.items() <= graph.attributes[0].items()
 
 
+def test_recurrent_layers() -> None:
+    """Two layers, both directions: 7 steps of 3 sequences, 4 gates of 16, from 8 and then 2 x 16 numbers."""
+    part = nn.LSTM(8, 16, num_layers=2, bidirectional=True, batch_first=True)
+    graph = graph_of(lambda m, x: m.part(x)[0], torch.empty(3, 7, 8), part=part)
+    (op,) = (op for op in range(len(graph)) if graph.kind(op) == "lstm")
+    products = 2 * 4 * 16 * (8 + 16 + 32 + 16)
+    assert graph.flops[op] == 3 * 7 * 2 * (products + 2 * 26 * 16)
+    sizes = {"m": 3, "n": 2 * 4 * 16, "k": (8 + 16 + 32 + 16) // 2, "seq_len": 2 * 7}
+    assert sizes.items() <= graph.attributes[op].items()
+    numbers = 3 * 7 * 8 + sum(p.numel() for p in part.parameters()) + 2 * 4 * 3 * 16
+    assert graph.bytes_read[op] == 4 * numbers
+
+
 def test_sizes_of_operators() -> None:
     def forward(m, x, words):
         y = F.max_pool2d(m.norm(m.conv(x)), 3, stride=2, padding=1)
@@ -180,10 +193,8 @@ def test_a_shape_that_its_strides_do_not_have_is_copied() -> None:
 
 def test_several_outputs_are_told_apart() -> None:
     """`topk` has values and places; what comes next reads the one that it is given."""
-    module = Calls(lambda m, x: torch.topk(x, 2)[1].to(torch.float32).relu()).eval()
-    with pytest.warns(UserWarning, match=r"with no flop: aten\.topk\.default \(1\)"):
-        graph = import_torch(module, (torch.empty(8),), unknown="bytes")
-    assert rows(graph) == [("topk", 0, 32, 8 + 16), ("cast", 0, 16, 8), ("relu", 2, 8, 8)]
+    graph = graph_of(lambda m, x: torch.topk(x, 2)[1].to(torch.float32).relu(), torch.empty(8))
+    assert rows(graph) == [("top_k", 8 * 2, 32, 8 + 16), ("cast", 0, 16, 8), ("relu", 2, 8, 8)]
     assert graph.inputs.row(1).tolist() == [2]  # tensors: the input, values, places
 
 
