@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from scenarios.file.yaml_read import Node, Place, read_yaml, read_yaml_text
-from sim.base.errors import InputError, ScenarioError, UnknownNameError, UnknownOptionError, hint, shorten
+from sim.base.errors import (
+    InputError,
+    ScenarioError,
+    UnknownNameError,
+    UnknownOptionError,
+    clip_repr,
+    hint,
+    shorten,
+)
 from sim.base.plugins import NOTHING, Allowed, Origin, names, within
 
 Loc = tuple[str | int, ...]
@@ -106,6 +114,8 @@ class Document:
         ScenarioError
             As for a file.
         """
+        if not isinstance(text, str):
+            raise InputError(f"a scenario should be a text of YAML, not {clip_repr(text)}")
         path = Path(folder) / "scenario"
         root = _whole(read_yaml_text(text, path.name), path, allowed.outside)
         return cls(root, path, allowed=allowed)

@@ -69,7 +69,7 @@ def refuse_no_graph(path: StrPath, head: bytes) -> None:
             f"{path}: this format is not read; export the model as ONNX, from JAX also as text of StableHLO, "
             "or name PyTorch's code in a scenario: `workload: {torch: MODULE:FUNCTION}`"
         )
-    if _SCENARIO.search(head):
+    if is_scenario(head):
         raise InputError(
             f"{path}: is a scenario; `sim run {path} --show-graph BEFORE.json AFTER.json` writes its graph"
         )
@@ -83,6 +83,11 @@ def refuse_no_graph(path: StrPath, head: bytes) -> None:
             f"{path}: is an execution graph of PyTorch, which has no times; give it beside the trace: "
             f"`workload: {{kineto: TRACE, execution_graph: {os.path.basename(path)}}}`"
         )
+
+
+def is_scenario(head: bytes) -> bool:
+    """Whether a file begins like a scenario, as YAML or JSON."""
+    return _SCENARIO.search(head) is not None
 
 
 def stem(path: StrPath, *endings: str) -> str:

@@ -36,7 +36,7 @@ from typing import Any, Final
 import numpy as np
 
 from policies.parallel.rank_grid import MEGATRON, MOST_RANKS, Grid, add_ranks, read_order
-from scenarios.importers.files import TRACES, read_head, refuse_no_graph
+from scenarios.importers.files import TRACES, is_scenario, read_head, refuse_no_graph
 from scenarios.recorded import select as roles
 from scenarios.recorded.changes import ManyRanks
 from scenarios.recorded.setup import AS_RECORDED, POLICY
@@ -243,7 +243,7 @@ def format_of(path: StrPath) -> str | None:
         return "graph" if b'"recorded_start_ns"' in head else None
     formats = {"chakra": chakra, "kineto": kineto}
     found = next((key for key, one in formats.items() if one.recognises(name, head)), None)
-    if found is None:
+    if found is None and not is_scenario(head):
         refuse_no_graph(path, head)
     return found
 

@@ -18,7 +18,7 @@ from scenarios.run import result_sections as shown
 from scenarios.run.prepare_job import has_place, job_of, place_error
 from scenarios.run.scenario import Case, Scenario
 from sim.base import plugins
-from sim.base.errors import InfeasibleError, InputError, RunError, ScenarioError
+from sim.base.errors import InfeasibleError, InputError, RunError, ScenarioError, clip_repr
 from sim.base.units import format_duration
 from sim.explain.memory_use import memory_use, peak_bytes
 from sim.export.tables import device_rows, summary_lines
@@ -226,6 +226,8 @@ def run_scenario(
     >>> run_scenario(load_scenario("scenarios/examples/topological.yaml")).trace.makespan_ns
     50000
     """
+    if not isinstance(scenario, Scenario):
+        raise InputError(f"scenario should be what load_scenario(path) returns, not {clip_repr(scenario)}")
     return run_case(scenario.case(policy), observers=observers, check=check)
 
 

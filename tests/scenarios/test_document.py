@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from scenarios.file.document import Document
 from scenarios.file.yaml_read import read_yaml_text
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario, read_scenario
-from sim.base.errors import GraphError, InfeasibleError, ScenarioError, SimError
+from sim.base.errors import GraphError, InfeasibleError, InputError, ScenarioError, SimError
 
 
 def document(text: str) -> Document:
@@ -174,3 +175,23 @@ def test_a_text_is_a_scenario_of_its_folder(tmp_path: Path) -> None:
     assert (scenario.name, len(scenario.graph)) == ("base", 1)
     with pytest.raises(ScenarioError, match=r"scenario:2:9: policy.name: unknown policy 'fifoo'"):
         read_scenario("extends: base.yaml\npolicy: fifoo\n", folder=tmp_path).case()
+
+
+def test_a_scenario_may_be_json(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(
+        json.dumps(
+            {"machine": {"devices": {"d": {"kind": "gpu"}}}, "workload": {"ops": {"a": {"duration": "10us"}}}}
+        ),
+        encoding="utf-8",
+    )
+    assert run_scenario(load_scenario(path)).trace.makespan_ns == 10_000
+
+
+def test_what_is_no_scenario_is_told_what_is() -> None:
+    with pytest.raises(InputError, match=r"a scenario should be a text of YAML, not \{\}"):
+        read_scenario({})  # type: ignore[arg-type]
+    with pytest.raises(
+        InputError, match=r"scenario should be what load_scenario\(path\) returns, not 's.yaml'"
+    ):
+        run_scenario("s.yaml")  # type: ignore[arg-type]
