@@ -18,7 +18,7 @@ from sim.explain.narration import explain_text, host_time
 
 LARGE = "a100_training_rank3"
 RECORDED = {
-    # file: (GPU tasks, launched before the trace begins)
+    # file: (GPU tasks, no launch in the trace)
     LARGE: (9450, 0),
     "h100_bert_small": (61, 0),
     "h100_vit": (156, 0),
@@ -45,7 +45,7 @@ def test_edges_hold_no_task_longer_than_it_was_held(name):
     """By its edges alone, without gaps and latencies, no task may start later than recorded."""
     tasks, missing = RECORDED[name]
     path = recorded(f"kineto/{name}.json.gz")
-    warns = pytest.warns(UserWarning, match=f"{missing} of {tasks} GPU tasks were launched before the trace")
+    warns = pytest.warns(UserWarning, match=f"{missing} of {tasks} GPU tasks have no launch in the trace")
     with warns if missing else nullcontext():
         graph = load_graph(path)
     start, _ = earliest(graph)
@@ -311,12 +311,20 @@ def test_a_wait_of_which_only_the_stream_is_known(trace):
     assert edges(trace(*events, wait(2, 20, 7), host="none")) == {("a.0", "b.1"), ("a.0", "c.2")}
     assert edges(trace(*events, wait(4, 20, 7), host="none")) == {("a.0", "b.1")}  # b ended after c began
     sync = wait(9, -1, 7) | {"name": "Event Sync"}
-    with pytest.warns(UserWarning, match="launched before the trace begins"):
+    with pytest.warns(UserWarning, match="no launch in the trace"):
         graph = trace(*events, host("cudaEventSynchronize", 9, 42, 5), sync)
     assert ("b.1", "synchronize.0") in edges(graph)
     sync["args"].pop("wait_on_cuda_event_id")
     with pytest.raises(InputError, match="no 'wait_on_cuda_event_record_corr_id'"):
         trace(*events, sync)
+
+
+def test_tasks_that_are_there_twice_are_told(trace):
+    """Kernels of a graph have one launch, too, and times of their own."""
+    events = [host("cudaLaunchKernel", 1, 0, 2), host("cudaGraphLaunch", 3, 5, 2)]
+    events += [gpu("a", 1, 10, 5), gpu("a", 1, 10, 5), gpu("b", 3, 20, 5), gpu("b", 3, 30, 5)]
+    with pytest.warns(UserWarning, match="1 of 4 GPU tasks are there twice"):
+        trace(*events)
 
 
 def by_event(name, corr, stream, on, recorded, event=99):

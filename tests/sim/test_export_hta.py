@@ -191,7 +191,7 @@ def test_by_its_rules_the_file_says_the_same(case: str, tmp_path: Path) -> None:
     assert {str(rank): by_hand(found) for rank, found in enumerate(events)} == temporal
 
 
-@pytest.mark.filterwarnings("ignore:.*launched before the trace begins")
+@pytest.mark.filterwarnings("ignore:.*no launch in the trace")
 @pytest.mark.parametrize(
     "name", ["h100_bert_small.json.gz", pytest.param("v100_dlrm_8_ranks", marks=pytest.mark.slow)]
 )

@@ -299,7 +299,7 @@ class _Process:
         return dict(zip(over.tolist(), alone_ns.tolist(), strict=True))
 
     def _warn(self, early: Sequence[GpuTask]) -> None:
-        """Warn of ambiguous threads, and of tasks launched before the trace, or after they began."""
+        """Warn of ambiguous threads, and of tasks without a launch, there twice, or before their launch."""
         trace, told = self.rank.trace, []
         if trace.uncalled:
             told.append(
@@ -313,8 +313,12 @@ class _Process:
             )
         if early:
             told.append(
-                f"{len(early)} of {len(trace.tasks)} GPU tasks were launched before the trace begins (the "
-                f"first is {early[0].name[:60]!r}); they wait only for their streams"
+                f"{len(early)} of {len(trace.tasks)} GPU tasks have no launch in the trace (the first is "
+                f"{early[0].name[:60]!r}); they wait only for their streams"
+            )
+        if n := len(trace.tasks) - len({task[:5] for task in trace.tasks}):
+            told.append(
+                f"{n} of {len(trace.tasks)} GPU tasks are there twice; each runs as often as it is there"
             )
         called_ns = {call.correlation: call.start_ns for call in trace.calls}
         ahead_ns = [called_ns.get(task.correlation, 0) - task.start_ns for task in trace.tasks]
