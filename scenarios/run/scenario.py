@@ -26,7 +26,7 @@ from scenarios.run.decisions import Decisions, overlay, resolve, resolve_schedul
 from scenarios.schema import ScenarioFile, model_for
 from scenarios.workloads.workload import Work
 from sim.base import plugins
-from sim.base.errors import InputError, hint, shorten
+from sim.base.errors import InputError, clip_repr, hint, shorten
 from sim.base.plugins import Origin
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
@@ -213,6 +213,8 @@ class Scenario:
                 *(() if label in self.variants else self._expected_of(label)),
             )
             return self._case(self.policy, label, self.document, ("policy",), expected)
+        if not isinstance(policy, str):
+            raise InputError(f"policy should be a name, not {clip_repr(policy)}; simulate() takes policies")
         if policy in self.variants:
             return self.entry(self.variants.index(policy))
         place = Place(f"--policy {shorten(policy)}")

@@ -195,3 +195,5 @@ def test_what_is_no_scenario_is_told_what_is() -> None:
         InputError, match=r"scenario should be what load_scenario\(path\) returns, not 's.yaml'"
     ):
         run_scenario("s.yaml")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="policy should be a name, not 7"):
+        run_scenario(read_scenario(GOOD), 7)  # type: ignore[arg-type]
