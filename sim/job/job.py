@@ -178,7 +178,11 @@ class Job:
     @frozen_property
     def group_of(self) -> IntArray:
         """Group of issuers that serves each op."""
-        return self.groups_that_serve(self.device_of, self.process_of)
+        group = self.groups_that_serve(self.device_of, self.process_of)
+        if (without := group == UNSET).any():
+            op = self.graph.op_names[int(without.argmax())]
+            raise InputError(f"no host launches op {op!r}: each host of its device is of another process")
+        return group
 
     def groups_that_serve(self, device: IntArray, process: IntArray | None) -> IntArray:
         """Return, for each device, the group of issuers that serves it for a process."""

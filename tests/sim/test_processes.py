@@ -77,6 +77,14 @@ def test_processes_take_turns_on_a_gpu() -> None:
     assert trace.job.machine.stream_name(int(trace.tasks["stream"][1])) == "gpu0/1"
 
 
+def test_an_op_that_no_host_launches_is_refused() -> None:
+    builder = GraphBuilder("one")
+    builder.op("a", duration_ns=1)
+    machine = Machine((Device("gpu0"),), hosts=(Host("h", ("gpu0",), process="other"),))
+    with pytest.raises(InputError, match="no host launches op 'a': each host of its device is of another pr"):
+        simulate(builder.build(), machine, InOrder())
+
+
 def test_streams_of_a_process_do_not_count_as_processes() -> None:
     """a has the half for its two kernels together, which do not disturb one another."""
     sessions = {"a": Session(ops(f=10, g=10)), "b": Session(ops(f=10))}
