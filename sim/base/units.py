@@ -405,10 +405,10 @@ def format_count(number: int, what: str) -> str:
 
     Examples
     --------
-    >>> format_count(1, "op"), format_count(1200, "op")
-    ('1 op', '1,200 ops')
+    >>> format_count(1, "op"), format_count(1200, "op"), format_count(2, "batch")
+    ('1 op', '1,200 ops', '2 batches')
     """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
 def _parse(value: object, dimension: Dimension, what: str) -> int:
