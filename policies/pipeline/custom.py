@@ -67,12 +67,12 @@ def custom(
         programs = read_csv(file) if file is not None else parse_csv(order or "")
     schedule = from_programs(programs, replicas=replicas)
     for what, wanted, found in (
-        ("ranks", ranks, schedule.ranks),
-        ("micro-batches", micro_batches, schedule.micro_batches),
-        ("chunks", chunks, schedule.chunks),
+        ("rank", ranks, schedule.ranks),
+        ("micro-batch", micro_batches, schedule.micro_batches),
+        ("chunk", chunks, schedule.chunks),
     ):
         if wanted is not None and wanted != found:
-            raise InputError(f"the custom order has {found} {what}, and {wanted} are asked for")
+            raise InputError(f"the custom order has {format_count(found, what)}, not {wanted}")
     validate(schedule)
     return schedule
 
@@ -95,8 +95,9 @@ def from_programs(programs: Programs, *, replicas: bool = False) -> Schedule:
     stages = 1 + max(a.stage for _, a in actions)
     micro_batches = 1 + max(a.micro_batch for _, a in actions)
     if stages * micro_batches > 1000 * len(actions):  # below this, validation lists what is missing
-        numbers = f"{stages:,} stages and {micro_batches:,} micro-batches by its largest numbers"
-        raise InputError(f"the custom order has {numbers}, and {format_count(len(actions), 'action')}")
+        found = ((stages, "stage"), (micro_batches, "micro-batch"), (len(actions), "action"))
+        numbers = ", ".join(format_count(n, what) for n, what in found)
+        raise InputError(f"the custom order has, by its largest numbers, {numbers}")
     ranks = len(programs)
     home: dict[tuple[int, int], int] = {}
     first: dict[int, tuple[int, Action]] = {}

@@ -384,9 +384,10 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
     starts = [values[given] for given in node.input[2:]]
     inputs, outputs = len(starts) + 2, max(len(starts), len(node.output)) + 1
     if len(formal) != inputs or len(body.output) < outputs:
+        takes, gives = format_count(len(formal), "input"), format_count(len(body.output), "output")
         raise InputError(
-            f"node {name!r} (Loop) carries {len(starts)} values and has {len(node.output)} outputs; its body "
-            f"has {len(formal)} inputs and {len(body.output)} outputs; {inputs} and {outputs} are needed"
+            f"node {name!r} (Loop): its body has {takes} and {gives}, and should have {inputs} and "
+            f"{outputs}: those of the node, and the number of the iteration and the condition"
         )
     before: Values = {
         formal[0]: Value(TensorProto.INT64, ()),

@@ -180,7 +180,7 @@ def _transferring(
     if layout.collectives == "machine":
         if unsized:
             raise InputError(
-                f"the recording lacks the sizes of {len(unsized)} of {len(met)} collectives, such as "
+                f"the recording lacks sizes of collectives, {len(unsized)} of {len(met)}, such as that of "
                 f"{graph.op_names[unsized[0]]!r}; an execution graph has them (execution_graph)",
                 path=("ranks", "collectives"),
             )
@@ -190,7 +190,7 @@ def _transferring(
             timed = [int(ns[op]) for op in same if ns[op] != UNSET]
             ns[same] = min(timed, default=UNSET)
         if unsized:
-            what = f"the sizes of {len(unsized)} of {len(met)} collectives are not known"
+            what = f"sizes of collectives are not known, {len(unsized)} of {len(met)}"
             warnings.warn(f"{what}: they keep their recorded times, with what they waited", stacklevel=4)
     attributes = dict(graph.attributes)
     for op, name in met.items():

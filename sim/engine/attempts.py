@@ -117,8 +117,8 @@ def run_attempts(
             if last is not None:
                 ended = f" ({last.how} at {last.by}, {format_duration(last.time_ns)}: {last.what})"
             raise RunError(
-                f"too much fails: after {len(attempts):,} attempts {reached:,} of {job.iterations:,} steps "
-                f"are done; the last {in_vain - 1:,} attempts came no further{ended}"
+                f"too much fails: after {len(attempts):,} attempts, steps done are {reached:,} of "
+                f"{job.iterations:,}; the last {in_vain - 1:,} attempts came no further{ended}"
             )
         if trace.detection is None:
             break

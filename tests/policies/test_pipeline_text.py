@@ -99,16 +99,16 @@ def test_a_table_is_needed() -> None:
 
 
 def test_other_sizes_than_asked_for_are_refused() -> None:
-    with pytest.raises(InputError, match="has 1 ranks, and 2 are asked for"):
+    with pytest.raises(InputError, match="has 1 rank, not 2"):
         generate("custom", order="0F0,0B0", ranks=2)
-    with pytest.raises(InputError, match="has 1 micro-batches, and 3 are asked for"):
+    with pytest.raises(InputError, match="has 1 micro-batch, not 3"):
         generate("custom", order="0F0,0B0", micro_batches=3)
 
 
 def test_a_custom_order_is_checked() -> None:
     with pytest.raises(InputError, match="1B0 is missing"):
         generate("custom", order="0F0,0B0\n1F0")
-    with pytest.raises(InputError, match=r"1 stages and 100,000,000,000 micro-batches by .*, and 2 actions"):
+    with pytest.raises(InputError, match="1 stage, 100,000,000,000 micro-batches, 2 actions"):
         generate("custom", order="0F99999999999,0B99999999999")
     with pytest.raises(StuckError, match="deadlocks"):
         generate("custom", order="0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1")

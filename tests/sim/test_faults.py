@@ -398,7 +398,7 @@ def test_ranks_that_waited_in_vain_meet_nobody_of_the_next_attempt() -> None:
 def test_a_run_that_comes_no_further_is_given_up() -> None:
     faults = Faults((once("x", 10**9),), collective_timeout_ns=5, restart_ns=1)
     message = (
-        r"fails: after 101 attempts 0 of 1 steps are done; .* no further \(timeout at gpu0, 5 ns: .*sum0"
+        r"fails: after 101 attempts, steps done are 0 of 1; .* no further \(timeout at gpu0, 5 ns: .*sum0"
     )
     with pytest.raises(RunError, match=message):
         simulate(reduced(), Machine(GPUS), ReadyQueue(), faults=faults)
