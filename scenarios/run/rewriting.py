@@ -62,7 +62,15 @@ def compile_graph(case: Case) -> tuple[Graph, Placement | None, Machine]:
                     ranked = None
                 continue
             if getattr(rewrite, "placed", False):
-                job = make_job(graph, machine, placement=placement, may_fail=False)
+                job = make_job(
+                    graph,
+                    machine,
+                    placement=placement,
+                    knowledge=case.decisions.knowledge,
+                    estimate_error=case.decisions.estimate_error,
+                    seed=case.scenario.content.seed,
+                    may_fail=False,
+                )
                 graph, placement = pin_ops(graph, machine, job.device_of), None
             before = graph
             if isinstance(rewrite, ParameterServer):

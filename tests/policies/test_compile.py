@@ -126,5 +126,15 @@ def test_a_partition_is_made_where_the_placement_puts_the_ops(tmp_path: Path) ->
     assert sum(table["kind"] == "recv") == 3
 
 
+@pytest.mark.parametrize("knowledge", ["none", "{estimate: 2}"])
+def test_a_partition_is_made_by_what_the_placement_may_know(tmp_path: Path, knowledge: str) -> None:
+    path = write(tmp_path, f"{PARTITION}knowledge: {knowledge}\nseed: 1\n")
+    alone, cut = (
+        run_scenario(load_scenario(path, sets=sets)).trace.to_pandas().set_index("op")["device"][[*"abcd"]]
+        for sets in (["policy.compile=[]"], [])
+    )
+    assert cut.tolist() == alone.tolist() != ["cpu0", "gpu0", "gpu0", "cpu0"]
+
+
 def test_rewrites_are_listed() -> None:
     assert "constant-folding" in sim("policies").stdout
