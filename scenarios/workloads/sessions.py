@@ -25,6 +25,7 @@ from sim.machine.machine import Machine
 
 _NOT_HERE: Final = {
     "pipeline": "its schedule is the policy, and a session shares the scenario's",
+    "serving": "its batcher is the policy, and a session shares the scenario's",
     "sessions": "list all of them under one sessions",
 }
 
@@ -54,7 +55,7 @@ class SessionSpec(Strict):
     Attributes
     ----------
     workload
-        any but a pipeline, whose schedule is the policy
+        any but a pipeline, whose schedule is the policy, and serving, whose batcher is
     iterations
         how many times it runs in one of the scenario's
     inter_op_thread_pool

@@ -248,6 +248,7 @@ def test_a_session_takes_every_workload_but_a_pipeline(tmp_path: Path) -> None:
             "{pipeline: {stages: 2}}",
             "s.yaml:4:19: .*pipeline cannot be the workload of a session: its schedule is",
         ),
+        ("{serving: {}}", "s.yaml:4:19: .*serving cannot be the workload of a session: its batcher is"),
         ("{sessions: {}}", "s.yaml:4:19: .*sessions cannot be .*: list all of them under one sessions"),
         ("{op: {}}", "s.yaml:4:19: .*should be a mapping with just one of the keys build, chakra, "),
         ("{torch: m:f}", "--allow-code"),
