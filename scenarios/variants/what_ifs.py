@@ -373,7 +373,12 @@ def _with_notes(what_ifs: WhatIfs, trial: Variant) -> tuple[Case, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         case = what_ifs.case(trial)
-    return case, list(dict.fromkeys(str(warning.message) for warning in caught))
+    notes = list(dict.fromkeys(str(warning.message) for warning in caught))
+    noise = case.scenario.content.noise
+    drawn = noise is not None and (noise.jitter or noise.stragglers)
+    if drawn and len(case.work.graph) != len(what_ifs.graph):
+        notes.append("noise draws other durations for other ops, which is part of the difference")
+    return case, notes
 
 
 def read_what_if(value: WhatIfText) -> list[WhatIf]:

@@ -117,6 +117,10 @@ def test_settings_of_a_recording() -> None:
     assert found["makespan_ns"] == 167_000 + 3 * 2_000
     found = json.loads(sim("whatif", STEP, "--only", "scale", "--set", "workload.host=none", "--json").stdout)
     assert found["makespan_ns"] == 126_000
+    noisy = ("--set", "noise.jitter=0.1", "--only", "cuda_graph", "--only", "host")
+    host, graphs = json.loads(sim("whatif", STEP, *noisy, "--json").stdout)["what_ifs"]
+    assert (host["label"], host["notes"]) == ("host twice as fast", [])
+    assert graphs["notes"] == ["noise draws other durations for other ops, which is part of the difference"]
 
 
 @pytest.mark.filterwarnings("ignore:.* GPU tasks have no launch")
