@@ -36,7 +36,7 @@ from devices.cost.general_kernels import (
     layout_conversions,
 )
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel
-from devices.cost.kernel_model import ELEMENT_BYTES, Sheet, product_of, take
+from devices.cost.kernel_model import ELEMENT_BYTES, ON_VECTOR_UNITS, Sheet, product_of, take
 from devices.cost.language_kernels import LANGUAGE_DEMANDS, seen_pairs, sooner_ns
 from devices.describe.field_types import DEFAULT, INDICES
 from devices.describe.fields import DEVICE_FIELDS, read_fields
@@ -84,7 +84,6 @@ memory bounds, at two thirds of its rate."""
 _TAP_SUMS: Final = 5.0
 """How many times as long as forward the gradient of a depthwise convolution by its few weights takes in fp16:
 training steps of MobileNet v2 and MnasNet on an RTX 3090 (pytorch-image-models)."""
-_ON_VECTOR_UNITS: Final = frozenset(("fp32", "fp64", "int32", "int64", "uint32", "uint64", "complex64"))
 
 
 class KernelAsk(NamedTuple):
@@ -167,7 +166,7 @@ def _as_product(
     and a vector times it those that memory bounds, as an outer product and one by a vector do everywhere.
     """
     m, n, k, batch = (sizes[name] for name in ("m", "n", "k", "batch"))
-    tensor = ops.dtype not in _ON_VECTOR_UNITS and sheet.generation != "pascal"
+    tensor = ops.dtype not in ON_VECTOR_UNITS and sheet.generation != "pascal"
     by_memory = (k == 1) | (n == 1) | (~np.bool_(tensor) & (m == 1))
     element = ELEMENT_BYTES[ops.dtype]
     nbytes = batch * (m + n) * k * element, batch * m * n * element

@@ -36,6 +36,11 @@ ELEMENT_BYTES: Final = {name: float(row["bytes"]) for name, row in DTYPES.items(
 _WITHOUT_BF16: Final = frozenset(("pascal", "volta", "turing"))
 """Whose bf16 is widened and computed in fp32 (CUDA C++ Programming Guide, arithmetic instructions)."""
 
+ON_VECTOR_UNITS: Final = frozenset(("fp32", "fp64", "int32", "int64", "uint32", "uint64", "complex64", "default"))
+_HALF_RATE_SHARE: Final = 0.97
+"""Of their peak that kernels on tensor cores of half rate reach, whose operands are there in time, and which
+power does not hold: chosen by CNNs and vision transformers on RTX 3090 and 4090 (``studies.kernels.cnns``)."""
+
 
 @dataclass(frozen=True)
 class Sheet:
@@ -77,6 +82,14 @@ class Sheet:
             like = "fp32"
         names = (dtype, "default", like, "fp32" if wide else "fp16", "fp32", *self.peak)
         return next(name for name in names if name in self.peak)
+
+    def is_half_rate(self, dtype: str) -> bool:
+        """Return whether tensor cores are slow beside the rest of an SM: a GeForce's, which sum in fp32 at half
+        their rate, multiply 16 bits twice as fast as vector units 32, others at least four times.
+        """
+        rated = self.rate_dtype(dtype)
+        on_tensor_cores = self.generation != "pascal" and rated not in ON_VECTOR_UNITS
+        return on_tensor_cores and self.peak[rated] * ELEMENT_BYTES.get(rated, 4) < 6 * self.peak.get("fp32", 0)
 
 
 HEATING_NS: Final = 3e5
@@ -185,7 +198,8 @@ def physics(work: KernelWork, sheet: Sheet, p: Parameters) -> tuple[FloatArray, 
     blocks = np.maximum(tall(work.blocks), 1e-9)
     waves = blocks / sms
     waves = np.maximum(1.0, waves + p.rounding * (np.ceil(waves - 1e-9) - waves))
-    flops_ns = tall(work.flops) / (p.flop_share * sheet.peak_of(work.dtype) / 1e9)  # of all SMs
+    share = _HALF_RATE_SHARE if sheet.is_half_rate(work.dtype) else p.flop_share
+    flops_ns = tall(work.flops) / (share * sheet.peak_of(work.dtype) / 1e9)  # of all SMs
     load_ns = tall(work.load_bytes) / (p.load_bytes_per_cycle * sms * cycles_per_ns)
     missed_ns = tall(work.missed_bytes) / (p.missed_share * sheet.dram_bytes_per_s / 1e9)
     block_ns = np.maximum(np.maximum(flops_ns, load_ns), missed_ns) * sms / blocks

@@ -78,6 +78,8 @@ def test_the_presets_of_the_issue_are_there() -> None:
         l4 l40s h100-pcie h100-sxm h200-sxm b200-sxm b300-sxm gb200 gb300 rtx-pro-6000 mi100 mi210 mi250
         mi300x"""
     assert set(asked.split()) <= set(GPUS)
+    slow = {gpu for gpu in GPUS if load_fits(gpu).sheet.is_half_rate("fp16")}
+    assert slow == {"rtx-3090", "rtx-4090", "rtx-5090"}
 
 
 def test_ops_that_do_nothing_are_left_to_the_next_model() -> None:

@@ -155,6 +155,15 @@ def test_a_reduction_takes_steps_of_its_threads() -> None:
     assert work(1024, kernel="triton_red_fused_mean_0") == [0, 1 / 8, 0, 0]
 
 
+def test_tensor_cores_of_half_rate_are_nearly_never_idle() -> None:
+    """A GeForce's, which sum in fp32 at half the rate of other cards with their chip; of vector units no kernel."""
+    work = KernelWork(flops=one(1e6), blocks=100)
+    halved = replace(CHIP, peak={"fp16": 2e13, "fp32": 1e13})
+    for sheet, dtype, ns in ((CHIP, "fp16", 20), (halved, "fp16", 50 / 0.97), (halved, "fp32", 200)):
+        found, _ = physics(replace(work, dtype=dtype), sheet, replace(LOSSLESS, flop_share=0.5))
+        assert float(found[0]) == pytest.approx(ns, rel=2e-3)
+
+
 def test_a_thread_block_alone_computes_at_a_quarter_of_its_sm() -> None:
     few, many = ({"elements": one(n), "operands": 1.0, "eager": 1.0} for n in (512.0, 512.0 * 1600))
     alone, full = (elementwise_work(sizes, CHIP, "fp32") for sizes in (few, many))

@@ -162,6 +162,9 @@ def test_rates_agree_with_the_arithmetic_of_the_chips() -> None:
     assert a100["peak"]["fp16"] == pytest.approx(108 * 1024 * 2 * 1_410_000_000, rel=0.01)
     h100 = described_devices({"devices": {"x": {"preset": "h100-sxm"}}})["x"]
     assert h100["peak"]["bf16"] == pytest.approx(132 * 4096 * 1_830_000_000, rel=0.001)
+    for name in ("rtx-3090", "rtx-4090", "rtx-5090"):
+        geforce = described_devices({"devices": {"x": {"preset": name}}})["x"]
+        assert geforce["peak"]["fp16"] == pytest.approx(geforce["sms"] * 512 * geforce["clock"], rel=0.001)
     for name, per_cycle, clock in (("xeon-8480c", 64, 2_000_000_000), ("epyc-7742", 32, 2_250_000_000)):
         cpu = described_devices({"devices": {"x": {"preset": name}}})["x"]
         assert cpu["peak"]["fp32"] == cpu["cores"] * per_cycle * clock
