@@ -355,7 +355,8 @@ def test_presets_of_devices(three: Graph) -> None:
         ("Tesla V100-SXM2-32GB", "Tesla V100-SXM2-32GB (v100-pcie-32 or v100-sxm)"),
         ("NVIDIA A100-PG509-200", None),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "Server Edition (rtx-pro-6000)"),
-        ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090 (rtx-4090)"),
+        ("NVIDIA GeForce RTX 4080", None),
         ("a GPU that no preset knows", None),
     ],
 )
