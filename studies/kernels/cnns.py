@@ -4,8 +4,7 @@ r"""Whole CNNs of pytorch-image-models as PyTorch runs them in fp16, against its
 
     git clone https://github.com/huggingface/pytorch-image-models        # Apache-2.0; results/*.csv
     pip install torch timm
-    python -m studies.kernels.cnns results/benchmark-infer-amp-nchw-pt291-cu130-5090.csv \
-        '{preset: rtx-pro-6000, sms: 170, clock: 2407MHz, l2: 96MiB, peak: {fp16: 209.5TFLOP/s}}'
+    python -m studies.kernels.cnns results/benchmark-infer-amp-nchw-pt291-cu130-5090.csv '{preset: rtx-5090}'
 
 Each model is exported at its own size with 256 images, priced in fp16, and set against microseconds an image.
 Transformers are left out: AMP computes their norms and residuals in fp32.
