@@ -206,7 +206,8 @@ class KernelFits:
         """Return the files that may have a table, near and of other generations, and what each adds to the
         half width.
         """
-        generation = str(self.sheet.generation)
+        halved = self.sheet.is_half_rate("fp16")
+        generation = LENDERS["half_rate"] if halved else str(self.sheet.generation)
         small = self.like in LENDERS["small_memory"]
         small |= not self.like and self.sheet.dram_bytes_per_s < _LEAST_HBM
         near = [(self.like, 0.0)]

@@ -36,10 +36,12 @@ ELEMENT_BYTES: Final = {name: float(row["bytes"]) for name, row in DTYPES.items(
 _WITHOUT_BF16: Final = frozenset(("pascal", "volta", "turing"))
 """Whose bf16 is widened and computed in fp32 (CUDA C++ Programming Guide, arithmetic instructions)."""
 
-ON_VECTOR_UNITS: Final = frozenset(("fp32", "fp64", "int32", "int64", "uint32", "uint64", "complex64", "default"))
+ON_VECTOR_UNITS: Final = frozenset(
+    ("fp32", "fp64", "int32", "int64", "uint32", "uint64", "complex64", "default")
+)
 _HALF_RATE_SHARE: Final = 0.97
 """Of their peak that kernels on tensor cores of half rate reach, whose operands are there in time, and which
-power does not hold: chosen by CNNs and vision transformers on RTX 3090 and 4090 (``studies.kernels.cnns``)."""
+power does not hold: chosen by CNNs and transformers on RTX 3090 and 4090 (``studies.kernels.cnns``)."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,13 @@ class Sheet:
         return next(name for name in names if name in self.peak)
 
     def is_half_rate(self, dtype: str) -> bool:
-        """Return whether tensor cores are slow beside the rest of an SM: a GeForce's, which sum in fp32 at half
-        their rate, multiply 16 bits twice as fast as vector units 32, others at least four times.
+        """Return whether tensor cores are slow beside the rest of an SM: a GeForce's, which halve their rate
+        to sum in fp32, multiply in 16 bits twice as fast as vector units in 32, others at least four times.
         """
         rated = self.rate_dtype(dtype)
-        on_tensor_cores = self.generation != "pascal" and rated not in ON_VECTOR_UNITS
-        return on_tensor_cores and self.peak[rated] * ELEMENT_BYTES.get(rated, 4) < 6 * self.peak.get("fp32", 0)
+        if self.generation == "pascal" or rated in ON_VECTOR_UNITS:
+            return False
+        return self.peak[rated] * ELEMENT_BYTES.get(rated, 4) < 6 * self.peak.get("fp32", 0)
 
 
 HEATING_NS: Final = 3e5

@@ -156,7 +156,7 @@ def test_a_reduction_takes_steps_of_its_threads() -> None:
 
 
 def test_tensor_cores_of_half_rate_are_nearly_never_idle() -> None:
-    """A GeForce's, which sum in fp32 at half the rate of other cards with their chip; of vector units no kernel."""
+    """A GeForce's, which sum in fp32 at half the rate of other cards; of vector units nothing changes."""
     work = KernelWork(flops=one(1e6), blocks=100)
     halved = replace(CHIP, peak={"fp16": 2e13, "fp32": 1e13})
     for sheet, dtype, ns in ((CHIP, "fp16", 20), (halved, "fp16", 50 / 0.97), (halved, "fp32", 200)):
