@@ -256,26 +256,33 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     s = {name: np.where(known, column, 1.0) for name, column in s.items()}
     depthwise = known & (s["in_channels"] == s["group"]) & (s["group"] > 1)  # each number is a sum of few
     many, pixel = known & ~depthwise, s["kernel_h"] * s["kernel_w"] == 1
-    planar = np.zeros(len(many), bool)  # of tensors that come and go as NCHW, and compute as NHWC
-    if ELEMENT_BYTES[ops.dtype] == 2 and sheet.generation not in NATIVE_NCHW:
-        # One that was recorded is the kernel alone; a compiler that fuses keeps to the layout that it wants.
-        planar = many & np.array([not {"kernel", "fused"} & each.keys() for each in ops.attributes], bool)
+    # A recorded one is the kernel alone; a compiler that fuses keeps to NHWC, and adds a bias elsewhere.
+    fused, recorded = (np.array([w in x for x in ops.attributes], bool) for w in ("fused", "kernel"))
+    eager, halves = many & ~fused & ~recorded, ELEMENT_BYTES[ops.dtype] == 2
+    planar = eager & (halves and sheet.generation not in NATIVE_NCHW)  # NCHW outside, computed as NHWC
     asks = [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]
     slower = np.where(planar & pixel, _PLANAR, 1.0)
+    has_bias = np.array([x.get("arguments", ())[2:3] == ["tensor"] for x in ops.attributes], bool)
+    biased = eager & has_bias & (direction == "forward")
+    if biased.any():  # PyTorch adds it in a kernel of its own
+        asks.append(KernelAsk(biased, "elementwise", {"elements": implicit_product(s)[1][2], "operands": 1}))
     for way in ways:
         asks.append(KernelAsk(many & ~square, f"conv_{way}", {**s, "direction": way}, times=slower))
         if depthwise.any():
-            asks.append(_depthwise(depthwise, s, way, ops.dtype))
+            asks.append(_depthwise(depthwise, s, way, ops.dtype, fused & halves))
         if planar.any():
             each = [{"elements": count, "operands": 1} for count in layout_conversions(s)]
             asks += [KernelAsk(planar & ~pixel, "elementwise", sizes) for sizes in each]
     return [*asks, *_by_flops(ops, sheet, ~known)]
 
 
-def _depthwise(rows: BoolArray, s: Mapping[str, FloatArray], way: str, dtype: str) -> KernelAsk:
+def _depthwise(
+    rows: BoolArray, s: Mapping[str, FloatArray], way: str, dtype: str, nhwc: BoolArray
+) -> KernelAsk:
     """Return depthwise convolutions: cuDNN's pass over a tensor more, PyTorch's own compute slowly."""
     _, (read, weights, made), _ = implicit_product(s)
     of_cudnn = np.isin(s["kernel_h"], (3, 5)) & (s["kernel_h"] == s["kernel_w"]) & (dtype == "fp16")
+    of_cudnn |= nhwc
     native = _NATIVE_TAP_HALVES if ELEMENT_BYTES[dtype] == 2 else _NATIVE_TAP
     flops = s["kernel_h"] * s["kernel_w"] * np.where(of_cudnn, 2, native)
     operands = (read + weights) / made + np.where(of_cudnn, 1, 0)
