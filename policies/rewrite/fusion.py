@@ -1,14 +1,16 @@
-"""Fusion: one kernel for an op and its only reader, where they can be computed together.
+"""Fusion: one kernel for ops and their only reader, where they can be computed together.
 
 Two families of patterns::
 
     remapper      matmul or conv  + bias_add            (+ relu, relu6, elu, tanh, sigmoid, gelu)
                   conv            + batch_norm          (+ relu ...)
-    elementwise   any chain of elementwise ops
+    elementwise   any tree of elementwise ops
 
 The fused op keeps the name of the last op, does the work of all, and neither writes nor reads the tensors
 in between, which saves launch overhead and memory traffic. Each op in between must have one reader, on the
-same device, and nothing else may depend on it.
+same device, and nothing else may depend on it. ``torch.compile`` fuses elementwise ops alone: products and
+convolutions stay kernels of libraries, the latter in NHWC, whose bias (torch/_inductor/kernel/conv.py) the
+next kernel adds.
 
 Source of the patterns: tensorflow/core/grappler/optimizers/remapper.cc.
 """
@@ -17,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Final
 
 from policies.option_checks import one_of
@@ -59,36 +60,37 @@ class Fusion:
         place = {record.name: k for k, record in enumerate(records.in_order(graph))}
         readers = records.readers()
         alone = {name for name, row in readers.items() if len(row) == 1 and name not in followed}
-        chains: dict[str, list[OpEntry]] = {}  # by the last op; each op of a chain is read only by the next
+        chains: dict[str, list[OpEntry]] = {}  # by the last op; each other op is read only by a later one
         for name in place:
             record, chain = records.ops[name], list[OpEntry]()
             if not _feeds_itself(record, records, place):
                 for tensor, distance in record.inputs:
-                    if tensor in alone and not distance and self._fits(chains[tensor], record):
-                        chain = chains.pop(tensor)
-                        break
+                    if tensor in alone and not distance and self._fits(chain, chains.get(tensor, ()), record):
+                        chain += chains.pop(tensor)
             chain.append(record)
             chains[name] = chain
         for chain in chains.values():
             *gone, last = chain
             if gone:
                 records.ops[last.name] = _fuse(chain)
+            elif last.kind.startswith("conv"):  # alone, but in the layout that the compiler wants
+                last.attributes["fused"] = _kinds(last)
             for record in gone:
                 del records.ops[record.name]
         return write(records)
 
-    def _fits(self, chain: Sequence[OpEntry], record: OpEntry) -> bool:
-        producer = chain[-1]
-        if len(producer.outputs) != 1 or producer.device != record.device:
+    def _fits(self, joined: Sequence[OpEntry], chain: Sequence[OpEntry], record: OpEntry) -> bool:
+        """Return whether a chain can be computed with its reader, besides what that has joined before."""
+        if not chain or len(chain[-1].outputs) != 1 or chain[-1].device != record.device:
             return False
-        for one in (producer, record):  # a non-strict op starts with the first of its own inputs
+        for one in (chain[-1], record):  # a non-strict op starts with the first of its own inputs
             if one.stateful or not one.attributes.get("strict", True):
                 return False
         kinds = [kind for op in chain[:3] for kind in _kinds(op)]
-        if self.patterns != "elementwise" and _remapper([*kinds[:3], record.kind]):
+        if self.patterns != "elementwise" and not joined and _remapper([*kinds[:3], record.kind]):
             return True
-        elementwise = ELEMENTWISE.issuperset([*kinds, record.kind])  # if these are, all of the chain are
-        return self.patterns != "remapper" and elementwise
+        kinds += [kind for op in joined[:1] for kind in _kinds(op)]  # if these are elementwise, all are
+        return self.patterns != "remapper" and ELEMENTWISE.issuperset([*kinds, record.kind])
 
 
 def _feeds_itself(record: OpEntry, records: Records, place: Mapping[str, int]) -> bool:
@@ -121,29 +123,24 @@ def _remapper(kinds: list[str]) -> bool:
 
 
 def _fuse(ops: Sequence[OpEntry]) -> OpEntry:
-    """Return the last op with the work of all; each op reads the one before it."""
+    """Return the last op with the work of all; each other op is read only by a later one."""
     kinds = [kind for op in ops for kind in _kinds(op)]
     first, last = ops[0], ops[-1]
-    inputs, attributes = [*first.inputs], {**first.attributes}
-    nbytes_read, nbytes_written = first.bytes_read, first.bytes_written
-    for producer, op in pairwise(ops):
-        between = producer.outputs[0]
-        inputs += [edge for edge in op.inputs if edge[0] != producer.name]
-        nbytes_read += max(0, op.bytes_read - between)
-        nbytes_written = max(0, nbytes_written - between) + op.bytes_written
-        own = {key: value for key, value in op.attributes.items() if key not in SIZES}  # not sizes
-        attributes |= {**own, "fused": kinds}
+    inside = {op.name: op.outputs[0] for op in ops[:-1]}
+    attributes = {**first.attributes, "fused": kinds}
+    for op in ops[1:]:
+        attributes |= {key: value for key, value in op.attributes.items() if key not in (*SIZES, "fused")}
     # If only some have explicit durations, the cost model decides for all.
     durations = [op.duration_ns for op in ops if op.duration_ns is not None]
     everywhere = set(first.duration_by_kind).intersection(*(op.duration_by_kind for op in ops))
     return replace(
         last,
         kind=kinds[0] if kinds[0] in PRODUCTS else "elementwise",
-        inputs=inputs,
+        inputs=[edge for op in ops for edge in op.inputs if edge[0] not in inside],
         after=list(dict.fromkeys(edge for op in ops for edge in op.after)),
         flops=sum(op.flops for op in ops),
-        bytes_read=nbytes_read,
-        bytes_written=nbytes_written,
+        bytes_read=sum(max(0, op.bytes_read - sum(inside.get(t, 0) for t in {*op.reads})) for op in ops),
+        bytes_written=sum(max(0, op.bytes_written - inside.get(op.name, 0)) for op in ops),
         duration_ns=sum(durations) if len(durations) == len(ops) else None,
         duration_by_kind={kind: sum(op.duration_by_kind[kind] for op in ops) for kind in sorted(everywhere)},
         attributes=attributes,

@@ -65,6 +65,23 @@ def test_elementwise_chains_fuse_and_traffic_falls() -> None:
     assert after.bytes_read.tolist() == [1000]
 
 
+def test_torch_compile_joins_all_that_one_op_adds_and_leaves_convolutions_alone() -> None:
+    """The end of a block of ResNet: two convolutions, a norm behind each, their sum and its relu."""
+    ops = {f"conv{i}": {"kind": "conv", "inputs": ["x"]} for i in "12"}
+    ops |= {f"norm{i}": {"kind": "batch_norm", "inputs": [f"conv{i}"]} for i in "12"}
+    ops |= {"sum": {"kind": "add", "inputs": ["norm1", "norm2"]}, "relu": {"kind": "relu", "inputs": ["sum"]}}
+    after = Fusion("elementwise").apply(graph(ops))
+    assert shape(after) == {
+        "conv1": ("conv", ["x"]),
+        "conv2": ("conv", ["x"]),
+        "relu": ("elementwise", ["conv1", "conv2"]),
+    }
+    assert after.bytes_read.tolist() == [1000, 1000, 2000]
+    assert after.bytes_written.tolist() == [1000, 1000, 1000]
+    fused = [after.attributes[op]["fused"] for op in range(3)]
+    assert fused == [["conv"], ["conv"], ["batch_norm", "batch_norm", "add", "relu"]]
+
+
 def test_what_reads_its_own_last_iteration_is_not_fused() -> None:
     fields = {"kind": "add", "inputs": ["a", ("c", 1)]}
     g = graph({"a": {"kind": "exp", "inputs": ["x"]}, "b": fields, "c": {"kind": "softmax", "inputs": ["b"]}})
