@@ -36,7 +36,7 @@ from devices.cost.general_kernels import (
     layout_conversions,
 )
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel
-from devices.cost.kernel_model import ELEMENT_BYTES, ON_VECTOR_UNITS, Sheet, product_of, take
+from devices.cost.kernel_model import ELEMENT_BYTES, ON_VECTOR_UNITS, Sheet, Sizes, product_of, take
 from devices.cost.language_kernels import LANGUAGE_DEMANDS, seen_pairs, sooner_ns
 from devices.describe.field_types import DEFAULT, INDICES
 from devices.describe.fields import DEVICE_FIELDS, read_fields
@@ -276,13 +276,10 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     return [*asks, *_by_flops(ops, sheet, ~known)]
 
 
-def _depthwise(
-    rows: BoolArray, s: Mapping[str, FloatArray], way: str, dtype: str, nhwc: BoolArray
-) -> KernelAsk:
+def _depthwise(rows: BoolArray, s: Sizes, way: str, dtype: str, nhwc: BoolArray) -> KernelAsk:
     """Return depthwise convolutions: cuDNN's pass over a tensor more, PyTorch's own compute slowly."""
     _, (read, weights, made), _ = implicit_product(s)
-    of_cudnn = np.isin(s["kernel_h"], (3, 5)) & (s["kernel_h"] == s["kernel_w"]) & (dtype == "fp16")
-    of_cudnn |= nhwc
+    of_cudnn = nhwc | np.isin(s["kernel_h"], (3, 5)) & (s["kernel_h"] == s["kernel_w"]) & (dtype == "fp16")
     native = _NATIVE_TAP_HALVES if ELEMENT_BYTES[dtype] == 2 else _NATIVE_TAP
     flops = s["kernel_h"] * s["kernel_w"] * np.where(of_cudnn, 2, native)
     operands = (read + weights) / made + np.where(of_cudnn, 1, 0)
