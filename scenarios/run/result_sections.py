@@ -275,7 +275,7 @@ def folding_lines(told: Mapping[str, Any]) -> str:
 
 def _long(ns: int) -> str:
     """Return a formatted duration, in hours from two hours on."""
-    return format_duration(ns) if ns < 2 * _HOUR_NS else f"{ns / _HOUR_NS:.4g} h"
+    return format_duration(ns) if ns < 2 * _HOUR_NS else f"{float(f'{ns / _HOUR_NS:.4g}'):,.10g} h"
 
 
 def _causes(counts: Mapping[str, int]) -> str:

@@ -60,7 +60,10 @@ def _when(training: Training, graph: Graph, running: Sequence[int]) -> str:
         if kind in _MESSAGES:
             found = found or graph.op_names[op]
         elif k < 0 or stage < 0:
-            return graph.op_names[op]
+            name, dot, batch = graph.op_names[op].partition(".")
+            if name[1:].isdigit():
+                name = f"{'forward' if name[0] == 'F' else 'backward'} of layer {name[1:]}"
+            return f"{name} in micro-batch {batch}" if dot else name
         else:
             of, forward = training.memory_of_stages[stage], kind[0] == "F"
             at = f", in {of.forward_at if forward else of.backward_at}" if kind in PHASES else ""

@@ -624,6 +624,10 @@ def test_what_does_not_fit_says_who_when_what_and_the_way_out(tmp_path: Path) ->
     assert "backward of micro-batch 0 on stage 0" in out or "forward of micro-batch" in out
     assert "activations" in out
     assert "it fits with" in out
+    model = "model={name: llama3-8b, layers: 8, vocabulary: 512}"
+    sets = "memory=6GB", model, "parallel={dp: 16, sharding: fsdp}"
+    code, out = run(tmp_path, *(word for key in sets for word in ("--set", f"workload.train.{key}")))
+    assert "at the backward of layer 7 in micro-batch 0: " in out
 
 
 def test_the_change_that_is_offered_fits_and_the_notch_before_it_does_not() -> None:

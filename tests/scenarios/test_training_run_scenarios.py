@@ -79,6 +79,8 @@ def test_what_is_printed(tmp_path: Path) -> None:
     (row,) = (line.split() for line in lines if line.startswith("replace-worker"))
     assert row[:5] == ["replace-worker", "68.5%", "5", "73", "s"]
     assert row[-2:] == ["psu", "1"]
+    long = sim("run", write(tmp_path, RUN), "--set", "training_run.steps=7200000").stdout
+    assert " 23,000 h " in long
 
 
 def test_the_step_is_the_scenarios(tmp_path: Path) -> None:
