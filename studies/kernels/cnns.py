@@ -1,29 +1,33 @@
-r"""Whole CNNs of pytorch-image-models as PyTorch runs them in fp16, against its published benchmarks.
+"""Whole CNNs of pytorch-image-models as PyTorch runs them in fp16, against its published benchmarks.
 
 ::
 
     git clone https://github.com/huggingface/pytorch-image-models        # Apache-2.0; results/*.csv
     pip install torch timm
-    python -m studies.kernels.cnns results/benchmark-infer-amp-nchw-pt291-cu130-5090.csv \
-        '{preset: rtx-pro-6000, sms: 170, clock: 2407MHz, l2: 96MiB, peak: {fp16: 209.5TFLOP/s}}'
+    python -m studies.kernels.cnns --gpu PRESET results/benchmark-infer-amp-nchw-pt291-cu130-5090.csv
 
-Each model is exported at its own size with 256 images, priced in fp16, and set against microseconds an image.
-Transformers are left out: AMP computes their norms and residuals in fp32.
+Each model is exported at its own size with 256 images, priced in fp16 (with gradients and optimizer if the
+table is of training), and set against microseconds an image. Transformers are left out unless named: AMP
+computes their norms and residuals in fp32.
 """
 
 from __future__ import annotations
 
-import csv
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, median
+from typing import Annotated
 
-import yaml
+import typer
 
 from devices.machine import make_device
+from policies.rewrite.backward import TrainingRewrite
 from scenarios.importers.torch_export import import_torch
+from sim import Device
+from sim.base.errors import UnknownNameError
+from sim.base.files import read_table
 from sim.job.costs import costs_ns
+from studies.program import run
 
 IMAGES = 256
 MODELS = """resnet18 resnet34 resnet50 resnet101 resnet152 resnet50d wide_resnet50_2 resnext50_32x4d
@@ -34,38 +38,41 @@ MODELS = """resnet18 resnet34 resnet50 resnet101 resnet152 resnet50d wide_resnet
     cspresnet50 darknet53 ese_vovnet39b selecsls42b hardcorenas_a tresnet_m"""
 
 
-def measured_us(table: Path) -> dict[tuple[str, int], float]:
-    """Return the microseconds an image of each model at each size."""
-    with table.open(encoding="utf-8") as file:
-        return {
-            (row["model"].split(".")[0], int(row["infer_img_size"])): 1e6
-            / float(row["infer_samples_per_sec"])
-            for row in csv.DictReader(file)
-        }
-
-
-def ratios(table: Path, gpu: dict[str, object]) -> Iterator[tuple[str, float, float]]:
+def ratios(table: Path, device: Device, names: list[str]) -> Iterator[tuple[str, float, float]]:
     """Yield each model of a table with the time an image that it is said to take, and the measured one."""
     import timm
     import torch
 
-    measured, device = measured_us(table), make_device("gpu0", gpu, kinds=None)
-    for name in MODELS.split():
+    header, rows = read_table(table)
+    way = "train" if "train_img_size" in header else "infer"
+    found = {
+        (row["model"].split(".")[0], int(row[f"{way}_img_size"])): float(row[f"{way}_samples_per_sec"])
+        for _, row in rows
+    }
+    known = {name for name, _ in found}
+    if unknown := [name for name in names if name not in known]:
+        raise UnknownNameError("model", unknown[0], known)
+    for name in names or MODELS.split():
         size = timm.get_pretrained_cfg(name).input_size[-1]
-        if (name, size) in measured:
-            model = timm.create_model(name).eval()
-            graph = import_torch(model, (torch.zeros(IMAGES, 3, size, size),), dtype="fp16", unknown="bytes")
-            yield name, costs_ns(graph, device).sum() / 1e3 / IMAGES, measured[name, size]
+        if (name, size) in found:
+            images = torch.zeros(IMAGES, 3, size, size)
+            graph = import_torch(timm.create_model(name).eval(), (images,), dtype="fp16", unknown="bytes")
+            graph = TrainingRewrite().apply(graph) if way == "train" else graph
+            yield name, costs_ns(graph, device).sum() / 1e3 / IMAGES, 1e6 / found[name, size]
 
 
-def main(table: str, gpu: str) -> None:
+def main(
+    table: Path,
+    gpu: Annotated[str, typer.Option(metavar="PRESET")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="default: 45 CNNs")] = None,
+) -> None:
     """Print each model, and how far all of them are off."""
     off = []
-    for name, us, was in ratios(Path(table), yaml.safe_load(gpu)):
+    for name, us, was in ratios(table, make_device("gpu0", {"preset": gpu}, kinds=None), names or []):
         off.append(abs(us / was - 1))
         print(f"{name:24} {us:8.1f} us an image, measured {was:8.1f}, {us / was - 1:+.0%}")
     print(f"{len(off)} models: {fmean(off):.1%} off in the mean, {median(off):.1%} in the median")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run(main)
