@@ -277,10 +277,12 @@ def _estimates(rows: pd.DataFrame, setup: Setup) -> FloatArray:
     return np.array([choice.estimate_us for choice in _choices(rows, setup)])
 
 
-def _lines(
+def error_lines(
     h200: pd.DataFrame, rest: pd.DataFrame, rates: Mapping[str, FloatArray]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each machine: mean relative errors; large, bias and worst are for the first rule."""
+    """Yield a line for each machine: mean relative errors of rules on the rows that were not drawn; large,
+    bias and worst are for the first rule.
+    """
     tuner = _estimates(h200, _H200)
     yield _line("H200, NCCL 2.29 (nothing fitted)", h200, {"tuner": tuner})
     parts = []
@@ -302,17 +304,11 @@ def _lines(
         yield _line(f"{system}, kernels of others", rows[~rows.learn], predictions)
 
 
-def error_table(data: Path) -> pd.DataFrame:
-    """Return mean relative errors by machine and predictor, on the rows that were not drawn."""
-    h200, rest = read_measured(data)
-    return pd.DataFrame(_lines(h200, rest, fitted(h200, rest)))
-
-
 def main(data: Data, out: Path | None = None) -> None:
     """Fit rates of collectives, judge them, and write them to a file if one is given."""
     h200, rest = read_measured(data)
     rates = fitted(h200, rest)
-    print(pd.DataFrame(_lines(h200, rest, rates)).to_string(index=False))
+    print(pd.DataFrame(error_lines(h200, rest, rates)).to_string(index=False))
     if out:
         gpus = {
             gpu: {

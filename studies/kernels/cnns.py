@@ -4,7 +4,7 @@
 
     git clone https://github.com/huggingface/pytorch-image-models        # Apache-2.0; results/*.csv
     pip install torch timm
-    python -m studies.kernels.cnns --gpu PRESET results/benchmark-infer-amp-nchw-pt291-cu130-5090.csv
+    python -m studies.kernels.cnns --gpu rtx-5090 results/benchmark-infer-amp-nchw-pt291-cu130-5090.csv
 
 Each model is exported at its own size with 256 images, priced in fp16 (with gradients and optimizer if the
 table is of training), and set against microseconds an image. Transformers are left out unless named: AMP
@@ -57,7 +57,7 @@ def ratios(table: Path, device: Device, names: list[str]) -> Iterator[tuple[str,
         if (name, size) in found:
             images = torch.zeros(IMAGES, 3, size, size)
             graph = import_torch(timm.create_model(name).eval(), (images,), dtype="fp16", unknown="bytes")
-            graph = TrainingRewrite().apply(graph) if way == "train" else graph
+            graph = TrainingRewrite(loss=graph.op_names[-1]).apply(graph) if way == "train" else graph
             yield name, costs_ns(graph, device).sum() / 1e3 / IMAGES, 1e6 / found[name, size]
 
 

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from devices.collectives.nccl_model import load_rates
@@ -17,7 +18,7 @@ from studies.collectives.fit import (
     SHIPPED,
     _fit,
     drawn_fifth,
-    error_table,
+    error_lines,
     fitted,
     read_measured,
 )
@@ -45,7 +46,8 @@ def test_the_fit_finds_what_it_was_given() -> None:
 
 @pytest.mark.slow
 def test_times_on_rows_that_were_not_drawn(data_dir: Path) -> None:
-    found = error_table(data_dir).set_index("rows")
+    rows = read_measured(data_dir)
+    found = pd.DataFrame(error_lines(*rows, fitted(*rows))).set_index("rows")
     h200 = found.loc["H200, NCCL 2.29 (nothing fitted)"]
     assert h200["judged"] == 504
     assert h200["tuner %"] <= 15
