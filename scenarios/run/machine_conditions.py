@@ -327,6 +327,11 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
         lambda case, loc: bool(case.work.machine.links),
         "the machine has no links; give it links or a topology, or leave it out",
     ),
+    Rule(
+        ("machine.collectives",),
+        lambda case, loc: bool(case.work.graph.in_communicators or case.decisions.compile),
+        "no op is a collective of several ranks; give ops attributes: {communicator: NAME}, or leave it out",
+    ),
     # -- ``memory:``: allocators, their limits, and what happens when memory is full
     Rule(
         ("memory.allocator",),

@@ -689,7 +689,6 @@ def test_only_the_order_of_each_host_makes_another_schedule() -> None:
 TWO_GPUS = """\
 machine:
   devices: {g: {kind: gpu, count: 2, streams: 2, sms: 4, sharing: sm}}
-  collectives: {model: formula, algorithm: ring, bandwidth: 10GB/s, latency: 5us}
 workload:
   ops:
     o0: {duration: 14us, device: g0, attributes: {sms: 3}}
@@ -697,8 +696,8 @@ workload:
     o2: {duration: 7us, device: g0, attributes: {sms: 3}}
 """
 MEET = """\
-    a0: {kind: all_reduce, inputs: [o0], output: 4MB, device: g0, attributes: {communicator: c}}
-    a1: {kind: all_reduce, inputs: [o1], output: 4MB, device: g1, attributes: {communicator: c}}
+    a0: {kind: all_reduce, duration: 410us, inputs: [o0], device: g0, attributes: {communicator: c}}
+    a1: {kind: all_reduce, duration: 410us, inputs: [o1], device: g1, attributes: {communicator: c}}
 """
 
 

@@ -214,6 +214,15 @@ CASES: list[tuple[str, str, str]] = [
             ("routes", "routes: [{from: d, to: e, via: []}]"),
         ]
     ),
+    (
+        "machine.collectives",
+        on("kind: gpu", "collectives: {model: formula}"),
+        on(
+            "kind: gpu",
+            "collectives: {model: formula}",
+            "workload: {ops: {a: {kind: barrier, duration: 1us, attributes: {communicator: c}}}}",
+        ),
+    ),
     ("knowledge", pipeline("transfer: 1us", more="knowledge: none"), on("kind: gpu", more="knowledge: none")),
     (
         "policy.knowledge",
