@@ -195,7 +195,7 @@ def latency_note(training: Training, step: int, exposed: int) -> str | None:
     parameters = max(of.parameters - of.expert_parameters for of in layers)
     group, once = training.groups["shard"], training.gather_ns(parameters)
     latency = 2 * once - training.gather_ns(2 * parameters)  # what does not grow with the bytes
-    if latency < once / 2:
+    if latency <= once / 2:
         return None
     return (
         f"a layer is gathered in {format_duration(round_half_up(once))}, of which "
@@ -346,9 +346,8 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Callable[[], Training]]]]
     levels = ("none", "selective", "full")
     steps = levels[levels.index(of.recompute) + 1 :] if isinstance(of.recompute, str) else ("full",)
     yield [(f"recompute: {level}", partial(replace, of, recompute=level)) for level in steps]
-    # zero-3 is kept if it is given, but not proposed
-    after = SHARDINGS[SHARDINGS.index(layout.sharding) + 1 : -1]
-    yield [(f"parallel.sharding: {name}", partial(laid_out, sharding=name)) for name in after]
+    others = [name for name in SHARDINGS[1:-1] if name != layout.sharding]  # zero-3 is not proposed
+    yield [(f"parallel.sharding: {name}", partial(laid_out, sharding=name)) for name in others]
     nodes = [layout.node * 2**k for k in range(20)]  # HSDP: a copy on a node, on twice as many, ...
     wider = [n for n in nodes if layout.shard < n < layout.dp * layout.cp]
     if layout.shard:

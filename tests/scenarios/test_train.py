@@ -682,6 +682,14 @@ def test_tensor_parallelism_may_fill_a_node_beside_a_pipeline_over_nodes() -> No
     assert "parallel: tp: 16, dp: 1" in changes
 
 
+def test_zero_3_may_give_way_to_sharding_with_smaller_buffers() -> None:
+    of = training(ParallelLayout(dp=4, sharding="zero-3"))
+    sharded = replace(of, layout=replace(of.layout, sharding="fsdp"))
+    of = replace(of, memory=peaks(sharded)[0]["peak_bytes"])
+    with pytest.raises(OutOfMemoryError, match=r"parallel\.sharding: (zero-1|zero-2|fsdp) "):
+        check_fits(of, peaks(of), 1)
+
+
 def test_nothing_fits_on_a_gpu_without_memory() -> None:
     of = training(memory=1000)
     with pytest.raises(OutOfMemoryError, match="no single change"):

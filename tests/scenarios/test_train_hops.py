@@ -103,6 +103,8 @@ def test_fsdp_that_waits_for_messages_says_so() -> None:
     assert latency_note(whole, step, 0) is None  # hidden
     assert latency_note(fewer, step, step) is None  # bytes take longer
     assert latency_note(training(sharding="zero-1"), step, step) is None
+    alone = replace(whole, layout=replace(whole.layout, dp=1), batch=1)
+    assert latency_note(alone, step, step) is None  # nothing is gathered
 
 
 def test_hsdp_is_a_single_change_that_fits() -> None:
