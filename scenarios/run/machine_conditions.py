@@ -332,6 +332,15 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
         lambda case, loc: bool(case.work.graph.in_communicators or case.decisions.compile),
         "no op is a collective of several ranks; give ops attributes: {communicator: NAME}, or leave it out",
     ),
+    Rule(
+        ("machine.hosts.*.threads",),
+        lambda case, loc: any(
+            host.name.rpartition("/")[2] == loc[2]
+            and not any(d.workers for d in case.work.machine.devices if d.name in host.serves)
+            for host in case.work.machine.hosts
+        ),
+        "the workers of the host's CPU are its threads; give the CPU workers, or leave it out",
+    ),
     # -- ``memory:``: allocators, their limits, and what happens when memory is full
     Rule(
         ("memory.allocator",),

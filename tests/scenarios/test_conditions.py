@@ -216,12 +216,18 @@ CASES: list[tuple[str, str, str]] = [
     ),
     (
         "machine.collectives",
-        on("kind: gpu", "collectives: {model: formula}"),
-        on(
-            "kind: gpu",
-            "collectives: {model: formula}",
-            "workload: {ops: {a: {kind: barrier, duration: 1us, attributes: {communicator: c}}}}",
+        *(
+            on("kind: gpu", "collectives: {bandwidth: 1GB/s}", f"workload: {{ops: {{a: {{{said}}}}}}}")
+            for said in (
+                "kind: barrier, duration: 1us",
+                "kind: barrier, attributes: {communicator: c}",
+            )
         ),
+    ),
+    (
+        "machine.hosts.*.threads",
+        on("kind: cpu", "hosts: {h: {devices: [d], threads: 2}}"),
+        on("kind: gpu", "hosts: {h: {devices: [d], threads: 2}}"),
     ),
     ("knowledge", pipeline("transfer: 1us", more="knowledge: none"), on("kind: gpu", more="knowledge: none")),
     (
