@@ -212,6 +212,7 @@ class Tasks:
         ns, cost, group = self.duration[i][k][d], self.cost[k][d], ("issuers", self.group[k][d])
         for name, n in self.job.graph.attribute("resources").get(k, {}).items():
             times.occupy(("resource", name), start[k], ns, chosen, amount=n)
+            self.note(ns == 0, "who is first where an op takes a resource for no time", name)
         if chosen is None:
             end[k] = start[k] + ns
         else:

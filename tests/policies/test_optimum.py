@@ -537,6 +537,22 @@ def test_what_is_left_out_is_told() -> None:
     assert "the bound leaves out ranks that wait for one another in collectives" in done.stdout
 
 
+def test_that_ops_of_one_instant_have_no_order_at_a_resource_is_told(tmp_path: Path) -> None:
+    """The plan lets b wait for z, which takes no time; in the run b is there first, and z waits for it."""
+    (tmp_path / "s.yaml").write_text("""\
+machine: {resources: {r: 2}, devices: {c: {kind: gpu}, e: {kind: cpu, cores: 1}}}
+workload:
+  ops:
+    a: {duration: 1us, device: c}
+    b: {duration: 2us, device: e, attributes: {resources: {r: 1}}}
+    z: {duration: 0us, device: c, inputs: [a], attributes: {resources: {r: 2}}}
+    y: {duration: 2us, device: c, inputs: [z]}
+""")
+    found = find_optimum([run_case(load_scenario(tmp_path / "s.yaml").case())], limit_ns=LIMIT)
+    assert (found.lower_bound, found.cost(found.best)) == (3000, 4000)
+    assert [note for note in found.left_out if note.endswith("(r)")]
+
+
 @pytest.mark.usefixtures("without_ortools")
 def test_without_ortools_the_extra_is_named() -> None:
     trace = simulate(draw_tiny(0, "")[0], Machine((Device("d0"),)), InOrder())
