@@ -308,7 +308,11 @@ def _is_getitem(node: Any) -> bool:
 
 
 def _check(called: Sequence[Any], name: str, unknown: str) -> None:
-    """Raise, or warn, if operators have no cost formula."""
+    """Raise, or warn, if operators have no cost formula; raise if a part of the module is an argument."""
+    for node in called:
+        if any(argument.op == "get_attr" for argument in node.all_input_nodes):  # the branches of a cond, say
+            way_out = "export the module to ONNX, whose control flow is read (docs/importers.md)"
+            raise InputError(f"{name}: {node.target} runs parts of the module, which are not read; {way_out}")
     counts = Counter(
         str(node.target)
         for node in called

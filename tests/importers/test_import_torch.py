@@ -253,6 +253,13 @@ def test_unknown_operators_are_named() -> None:
     assert rows(graph)[0][1:] == (0, 64, 64)
 
 
+def test_control_flow_is_refused_even_if_unknown_operators_are_not() -> None:
+    """The products of its branches would count as nothing."""
+    module = Calls(lambda m, x: torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x @ x + 1, (x,)))
+    with pytest.raises(InputError, match="Calls: cond runs parts of the module, which are not read; export"):
+        import_torch(module, (torch.empty(4, 4),), unknown="bytes")
+
+
 def test_what_cannot_be_exported_is_told() -> None:
     def forward(m, x):
         return x + 1 if x.sum() > 0 else x
