@@ -42,11 +42,12 @@ _INT64_MAX: Final = int(np.iinfo(np.int64).max)
 # A core of such a chip (DaVinci: Liao et al., HPCA 2021; TPU: Jouppi et al., *In-Datacenter Performance
 # Analysis of a Tensor Processing Unit*, ISCA 2017) has both, with peak rates an order of magnitude apart.
 
+_PRODUCTS: Final = (
+    *("matmul", "gemm", "linear", "bmm", "batch_matmul", "grouped_matmul", "einsum", "attention", "moe"),
+    *("lstm", "gru", "rnn", "conv", "conv1d", "conv2d", "conv3d", "conv_transpose"),
+)
 MATRIX_KINDS: Final = frozenset(
-    {
-        *("matmul", "gemm", "linear", "einsum", "attention", "attention_grad", "lstm", "gru", "rnn"),
-        *("conv", "conv1d", "conv2d", "conv3d", "conv_transpose", "conv_input_grad", "conv_weight_grad"),
-    }
+    (*_PRODUCTS, *(f"{kind}_grad" for kind in _PRODUCTS), "conv_input_grad", "conv_weight_grad")
 )
 """Kinds of op that are products of matrices at heart. A depthwise convolution is not: it sums within
 channels, and runs on vector units."""

@@ -256,8 +256,9 @@ def test_each_unit_has_its_rate() -> None:
     for kind, dtype, ns in (
         ("matmul", "fp16", 100),
         ("conv", "fp16", 100),
+        *((f"{kind}_grad", "fp16", 100) for kind in ("einsum", "lstm", "conv2d", "bmm")),
         ("relu", "fp16", 1600),
-        ("depthwise_conv", "fp16", 1600),
+        *((f"depthwise_conv{grad}", "fp16", 1600) for grad in ("", "_grad")),
         ("matmul", "fp32", 1600),  # the matrix unit has no fp32
     ):
         assert duration_ns(spec, kind=kind, dtype=dtype, flops=1600) == ns
