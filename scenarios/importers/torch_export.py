@@ -52,7 +52,7 @@ _RENAMED = {
     "avg_pool1d": "average_pool", "avg_pool2d": "average_pool", "avg_pool3d": "average_pool",
     "adaptive_avg_pool1d": "average_pool", "adaptive_avg_pool2d": "average_pool",
     "adaptive_max_pool2d": "max_pool",
-    "rnn_tanh": "rnn", "rnn_relu": "rnn", "_int_mm": "matmul", "topk": "top_k", "gather": "gather_elements",
+    "rnn_tanh": "rnn", "rnn_relu": "rnn", "_int_mm": "matmul", "topk": "top_k",
     "scatter": "scatter_elements", "scatter_add": "scatter_elements",
     "embedding": "gather", "index": "gather", "index_select": "gather", "cat": "concat", "stack": "concat",
     "clone": "copy", "repeat": "tile", "roll": "copy", "flip": "reverse", "constant_pad_nd": "pad",
