@@ -7,8 +7,8 @@
     python -m studies.kernels.cnns --gpu rtx-5090 results/benchmark-infer-amp-nchw-pt291-cu130-5090.csv
 
 Each model is exported at its own size with 256 images, priced in fp16 (with gradients and optimizer if the
-table is of training), and set against microseconds an image. Transformers are left out unless named: AMP
-computes their norms and residuals in fp32.
+table is of training; fused if it is of ``torch.compile``, as dynamo in its name says), and set against
+microseconds an image. Transformers are left out unless named: AMP computes their norms and residuals in fp32.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import typer
 
 from devices.machine import make_device
 from policies.rewrite.backward import TrainingRewrite
+from policies.rewrite.fusion import Fusion
 from scenarios.importers.torch_export import import_torch
 from sim import Device
 from sim.base.errors import UnknownNameError
@@ -58,6 +59,7 @@ def ratios(table: Path, device: Device, names: list[str]) -> Iterator[tuple[str,
             images = torch.zeros(IMAGES, 3, size, size)
             graph = import_torch(timm.create_model(name).eval(), (images,), dtype="fp16", unknown="bytes")
             graph = TrainingRewrite(loss=graph.op_names[-1]).apply(graph) if way == "train" else graph
+            graph = Fusion("elementwise").apply(graph) if "dynamo" in table.name else graph
             yield name, costs_ns(graph, device).sum() / 1e3 / IMAGES, 1e6 / found[name, size]
 
 
