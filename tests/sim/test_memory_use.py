@@ -121,7 +121,8 @@ def test_it_is_what_an_exact_allocator_gives_out(seed: int) -> None:
         assert {time: given_out[time] for time in needed if time in given_out} == {
             time: nbytes for time, nbytes in needed.items() if time in given_out
         }
-        assert use.peak_bytes == max(given_out.values(), default=0)
+        if trace.makespan_ns:  # in a run of no length nothing is held for any time
+            assert use.peak_bytes == max(given_out.values(), default=0)
 
 
 @pytest.mark.parametrize("seed", seeds(30))
