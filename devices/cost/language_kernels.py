@@ -364,7 +364,9 @@ def exchange_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
 
 
 LANGUAGE_DEMANDS: Final[Mapping[str, Demand]] = {
-    **dict.fromkeys(("products", "products_coarse", "products_fine"), (product_work, product_features)),
+    **dict.fromkeys(
+        ("products", "products_few", "products_coarse", "products_fine"), (product_work, product_features)
+    ),
     "attention_prefill": (attention_work, attention_features),
     "attention_decode": (decode_work, attention_features),
     "attention_encoder": (encoder_work, encoder_features),

@@ -1,7 +1,8 @@
 """Measured kernels as tables: a family, and for each GPU columns of sizes and nanoseconds.
 
 DIR has the folders ``kernels`` and ``h200``, whose README gives the source of each file. Names of GPUs become
-those of presets, and names of columns those of families.
+those of presets, and names of columns those of families. Products of DeepBench (training in fp16 on tensor
+cores, cuBLAS 10.1, sizes as padded) are here, in ``gemm_deepbench.csv``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ PRESETS: Final = {
     "a100": "a100-sxm-80",
     "h100": "h100-sxm",
     "V100": "v100-sxm",
+    "T4": "t4",
     "P100": "p100-pcie-16",
     "Tesla_P100-PCIE-16GB": "p100-pcie-16",
     "Tesla_P4": "p4",
@@ -41,6 +43,7 @@ PRESETS: Final = {
 }
 """Presets by the names in the files, which have _ or a space."""
 FP32: Final = ("p100-pcie-16", "p4", "t4", "v100-pcie-32", "a100-pcie-40")
+_PRODUCTS: Final = {"fp16": "products_few", "fp8_block": "products_coarse", "nvfp4": "products_coarse"}
 HBM, GDDR = ("v100-pcie-32", "a100-pcie-40"), ("p4", "t4")
 
 
@@ -147,13 +150,13 @@ def language_tables(data: Path) -> Iterator[Table]:
             _read(here / "gemm_16_8_bit.csv.gz"),
             _read(here / "gemm_blackwell.csv.gz"),
             _read(h200 / "gemm_bf16.csv.gz", latency_us="us").assign(**own),
+            _read(Path(__file__).with_name("gemm_deepbench.csv")),
         ],
         ignore_index=True,
     )
     for dtype, each in _bf16(d).groupby("dtype"):
-        few = dtype in ("fp8_block", "nvfp4")
-        family = "products_coarse" if few else "products"
-        fine = () if few else ("a100-sxm-80", "l40s")
+        family = _PRODUCTS.get(str(dtype), "products")
+        fine = () if dtype in _PRODUCTS else ("a100-sxm-80", "l40s")
         yield _table("products", str(dtype), family, each, "m n k", "n k", fine=fine)
     sizes = "batch seq_len heads kv_heads head_dim window"
     more = _read(

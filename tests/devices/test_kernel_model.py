@@ -276,7 +276,7 @@ def test_sources_widen_the_interval() -> None:
     sizes = {"m": 4096, "n": 4096, "k": 4096}
     widths = [
         float(load_fits(g).predict("products", "bf16", **sizes)[1][0])
-        for g in ("h100-sxm", "h100-pcie", "v100-sxm")
+        for g in ("h100-sxm", "h100-pcie", "rtx-pro-6000")
     ]
     assert widths == sorted(widths)
     assert widths[2] > 0.25
