@@ -33,7 +33,8 @@ from sim.graph.graph import Graph, output_name
 #
 # Most have the same name there and here (``aten.relu`` is ``relu``); the tables hold the others.
 # Operators that only change strides, such as ``permute`` or ``expand``, are views and move nothing.
-# Operators that then need contiguous elements, ``contiguous`` or some ``reshape``, copy them: a transpose.
+# Operators that then need contiguous elements, ``contiguous``, some ``reshape`` and ``matmul`` of heads, copy
+# them: a transpose.
 
 LISTS = frozenset({"split", "split_with_sizes", "chunk", "unbind", "tensor_split"})
 """Operators whose outputs are consecutive views of their input."""
@@ -111,7 +112,7 @@ def kind_of(name: str, node: Any) -> str | None:
     """
     source = node.args[0].meta.get("val") if node.args and hasattr(node.args[0], "meta") else None
     strided = source is not None and not source.is_contiguous()
-    if name in ("reshape", "flatten") and strided and not _is_view(source, node.meta["val"]):
+    if name in ("reshape", "flatten") and strided and not _is_view(source, node.meta["val"].shape):
         return "transpose"
     if name in _VIEWS.split():
         return "identity"
@@ -129,10 +130,10 @@ def kind_of(name: str, node: Any) -> str | None:
     return kind if kind in COSTS else None
 
 
-def _is_view(source: Any, made: Any) -> bool:
+def _is_view(source: Any, shape: Sequence[int]) -> bool:
     """Whether a tensor can take another shape without a copy, by its strides."""
     try:
-        source.view(made.shape)
+        source.view(shape)
     except (RuntimeError, ValueError):
         return False
     return True
@@ -347,15 +348,33 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
             facts = OpFacts(kind, _facts(tensors, dtype), _facts([node], dtype), attributes)
         attributes = {"aten": str(node.target), "arguments": plain_arguments(said), **facts.attributes}
         where = f"{node.name} ({node.target})"
+        inputs = {tensor: refs[tensor] for tensor in tensors}
+        for tensor in _operands_to_copy(operator_name(node.target), tensors):
+            moved, value = _facts([tensor], dtype), tensor.meta["val"]
+            says = {"aten": "aten.clone.default", "columnwise": value.stride(-1) > 1}
+            inputs[tensor] = builder.op(
+                f"{tensor.name} of {node.name}",
+                inputs=[refs[tensor]],
+                **op_arguments(OpFacts("transpose", moved, moved, {}), where, says),
+                dtype=_dtype(value, dtype),
+            )
         read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
         computing = [*read, *_values(node)]  # it computes in the type of what it reads, or else writes
         refs[node] = builder.op(
             node.name,
-            inputs=[refs[tensor] for tensor in tensors],
+            inputs=[inputs[tensor] for tensor in tensors],
             **op_arguments(facts, where, attributes, known=facts.kind in COSTS),
             dtype=dtypes.math_dtype([_dtype(value, dtype) for value in computing]),
         )
     return builder.build()
+
+
+def _operands_to_copy(operator: str, tensors: Sequence[Any]) -> Iterator[Any]:
+    """Yield what a product of batches copies first: where two axes of its matrices are not one by strides."""
+    values = [tensor.meta["val"] for tensor in tensors] if operator == "matmul" else []
+    for tensor, value in zip(tensors, values, strict=False):
+        if min(each.dim() for each in values) > 2 and not _is_view(value, (-1, *value.shape[-2:])):
+            yield tensor
 
 
 def _externals(builder: GraphBuilder, program: Any, refs: dict[Any, str], dtype: str | None) -> None:

@@ -108,6 +108,20 @@ def test_recurrent_layers() -> None:
     assert graph.bytes_read[op] == 4 * numbers
 
 
+def test_products_of_heads_copy_their_operands() -> None:
+    """Matrices in two axes that are not one by their strides; keys column by column."""
+
+    def forward(m, x):
+        heads = x.transpose(1, 2)
+        return heads @ heads.transpose(2, 3), x @ x.transpose(2, 3), torch.bmm(x[0], x[0].transpose(1, 2))
+
+    graph = graph_of(forward, torch.empty(2, 5, 3, 8))
+    copies = [op for op in range(len(graph)) if graph.kind(op) == "transpose"]
+    assert [graph.attributes[op]["columnwise"] for op in copies] == [False, True]
+    assert [rows(graph)[op] for op in copies] == [("transpose", 0, 960, 960)] * 2
+    assert len(graph.op_names) == len(set(graph.op_names))
+
+
 def test_sizes_of_operators() -> None:
     def forward(m, x, words):
         y = F.max_pool2d(m.norm(m.conv(x)), 3, stride=2, padding=1)
