@@ -120,7 +120,7 @@ def kind_of(name: str, node: Any) -> str | None:
         return "copy" if source is None else "transpose" if strided else "identity"
     if name == "clone" and strided and node.meta["val"].is_contiguous():
         return "transpose"
-    if name == "dropout":  # in training a mask is drawn and multiplied
+    if name in ("dropout", "native_dropout"):  # in training a mask is drawn and multiplied
         return "mul" if node.args[2] else "identity"
     if name == "linear":
         return "gemm" if len(node.args) > 2 and node.args[2] is not None else "matmul"
@@ -286,8 +286,12 @@ def import_torch(
     name = type(module).__name__
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's warnings about its own internals
+            warnings.simplefilter("ignore")  # PyTorch's warnings about its own internals,
+            warnings.filterwarnings("default", ".*Disabling autocast")  # that is the user's affair
             program = torch.export.export(module, tuple(inputs), dict(keywords or {}))
+            inside = any("autocast" in str(node.target) for node in program.graph.nodes)
+            if inside or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+                program = program.run_decompositions({})  # its casts become operators
     except Exception as error:  # other people's code, traced by other people's code: whatever it raises
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{name} cannot be exported: {type(error).__name__}: {first}") from error

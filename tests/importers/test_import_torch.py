@@ -108,6 +108,28 @@ def test_recurrent_layers() -> None:
     assert graph.bytes_read[op] == 4 * numbers
 
 
+def test_autocast_casts() -> None:
+    """Within the forward or around the import; where there is no GPU, that of GPUs is off, which is said."""
+
+    def under(device):
+        def forward(m, x):
+            with torch.autocast(device, dtype=torch.bfloat16):
+                return F.dropout(m.part(x), 0.1, True)
+
+        return forward
+
+    x, parts = torch.empty(8, 64), {"part": nn.Linear(64, 10)}
+    inside = graph_of(under("cpu"), x, **parts)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        around = graph_of(lambda m, x: F.dropout(m.part(x), 0.1, True), x, **parts)
+    assert rows(inside) == rows(around)
+    assert [row[0] for row in rows(inside)] == ["cast"] * 3 + ["gemm", "mul"]
+    assert inside.dtypes[inside.dtype_code[3]] == "bf16"
+    if not torch.cuda.is_available():
+        with pytest.warns(UserWarning, match="Disabling autocast"):
+            assert rows(graph_of(under("cuda"), x, **parts))[0][0] == "gemm"
+
+
 def test_products_of_heads_copy_their_operands() -> None:
     """Matrices in two axes that are not one by their strides; keys column by column."""
 
