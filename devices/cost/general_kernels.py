@@ -281,8 +281,8 @@ def _ways(dtype: str, direction: str, tensor: bool) -> FloatArray:
 
 
 NATIVE_NCHW: Final = frozenset(("pascal", "volta"))
-"""Whose convolutions in 16 bits compute in the layout that PyTorch and ONNX have; tensor cores of later ones
-want channels last, and the library converts (`cudnn::nchwToNhwcKernel`), but for a recorded kernel."""
+"""Whose convolutions compute in the layout that PyTorch and ONNX have; tensor cores of later ones want
+channels last, and the library converts (`cudnn::nchwToNhwcKernel`), but for a recorded kernel."""
 _CONV_SIZES: Final = "in_channels out_channels kernel_h kernel_w stride_h stride_w group"
 _ONE: Final = dict.fromkeys(("stride_h", "stride_w", "group", "dilation"), 1.0)
 

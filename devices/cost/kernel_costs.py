@@ -259,7 +259,7 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     # A recorded one is the kernel alone; a compiler that fuses keeps to NHWC, and adds a bias elsewhere.
     fused, recorded = (np.array([w in x for x in ops.attributes], bool) for w in ("fused", "kernel"))
     eager, halves = many & ~fused & ~recorded, ELEMENT_BYTES[ops.dtype] == 2
-    planar = eager & (halves and sheet.generation not in NATIVE_NCHW)  # NCHW outside, computed as NHWC
+    planar = eager & ((halves or ops.dtype == "tf32") and sheet.generation not in NATIVE_NCHW)  # NCHW outside
     asks = [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]
     slower = np.where(planar & pixel, _PLANAR, 1.0)
     has_bias = np.array([x.get("arguments", ())[2:3] == ["tensor"] for x in ops.attributes], bool)
