@@ -52,6 +52,7 @@ from sim.machine.device import CostModel, Device
 PRODUCTS: Final = frozenset(kind for kind, row in KINDS.items() if row.get("product"))
 CONVS: Final[Mapping[str, str]] = {kind: row["conv"] for kind, row in KINDS.items() if "conv" in row}
 """Kinds -> what is computed of input, weights and output."""
+_GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}  # columns of the product for each number of the state
 _TILE: Final = 128 * 128  # elements of the output that a thread block of a batched product has
 _GUESSED_WIDTH: Final = 0.3  # half width (log) that a guessed shape adds: assumed
 _BACKWARD_QUERIES, _BACKWARD_LEAST, _BACKWARD_WIDTH = 150.0, 256.0, 0.1
@@ -145,12 +146,13 @@ def _product(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     sizes = ops.columns("m n k batch", batch=1)
     known, asks = _are_known(sizes), _by_flops(ops, sheet, ~_are_known(sizes))
     m, n, k, batch = sizes.values()
-    stepwise = ops.kind.removesuffix("_grad") in ("lstm", "gru", "rnn")  # steps run one after another,
-    times, width = (ops.column("seq_len", 1.0), _GUESSED_WIDTH) if stepwise else (1.0, 0.0)
-    ways = [(known, (m, n, k), times)]
+    times, width, again = np.ones_like(k), 0.0, k
+    if gates := _GATES.get(ops.kind.removesuffix("_grad")):  # inputs do not wait for steps
+        times, width, again = ops.column("seq_len", 1.0), _GUESSED_WIDTH, np.minimum(k, n / gates)
+    ways = [(known, (m, n, again), times), (known & (k > again), (m * times, n, k - again), 1.0)]
     if ops.kind.endswith("_grad"):  # by the input and by the weights, which sum over all steps at once
-        both = ops.flops > 3 * m * n * k * batch * times
-        ways = [(known, (m, k, n), times), (known & both, (k, n, m * times), 1.0)]
+        ways = [(rows, (each, shared, columns), at) for rows, (each, columns, shared), at in ways]
+        ways.append((known & (ops.flops > 3 * m * n * k * batch * times), (k, n, m * times), 1.0))
     for rows, new, repeated in ways:
         made = {**dict(zip("mnk", new, strict=True)), "batch": batch}
         asks += [ask._replace(times=repeated) for ask in _as_product(ops, sheet, rows, made, width)]
