@@ -296,13 +296,15 @@ def _training_of(case: Case) -> RecoveryRuns | None:
     from scenarios.run.decisions import resolve_recoveries
     from scenarios.training_run.training import RecoveryRuns
 
-    gpus, run = getattr(scenario.content.workload, "gpus", 0), section.workers * section.devices
+    work = scenario.content.workload
+    gpus, run = getattr(work, "gpus", 0), section.workers * section.devices
+    replica = getattr(work, "replica_gpus", 1) if gpus == run else 1
     if gpus not in (0, run) and any(cause.kind == "device" for cause in section.failures.values()):
         which = f"devices that may fail are {section.workers:,} workers' with {section.devices:,} each"
         warnings.warn(f"the step is on {gpus:,} GPUs, but {which}", stacklevel=2)
     where = ("training_run", "recovery")
     recoveries = resolve_recoveries(section.recovery, scenario.document, where)
-    return RecoveryRuns(scenario.document, section.plan(0, scenario.document), recoveries)
+    return RecoveryRuns(scenario.document, section.plan(0, scenario.document, replica), recoveries)
 
 
 def trace_of(

@@ -175,7 +175,7 @@ class TrainingRun(Strict):
     spares
         machines that stand by
     replicas
-        copies of the model that the workers hold; default: one each
+        copies of the model that the workers hold; default: as a step of train lays them out, else one each
     at_least
         fewest workers; default: one replica
     checkpoint
@@ -242,8 +242,8 @@ class TrainingRun(Strict):
             raise fault("names a policy twice", ("recovery",))
         return self
 
-    def plan(self, step_ns: int, document: Document) -> TrainingPlan:
-        """Return the plan in ns, with steps of `step_ns`.
+    def plan(self, step_ns: int, document: Document, replica_devices: int = 1) -> TrainingPlan:
+        """Return the plan in ns, with steps of `step_ns`; a copy of the model takes `replica_devices`.
 
         Raises
         ------
@@ -252,7 +252,7 @@ class TrainingRun(Strict):
         """
         with document.placing("training_run", "failures"):
             failures = tuple(self._failures(document))
-        each = self.workers // (self.replicas or self.workers)
+        each = self.workers // self.replicas if self.replicas else -(-replica_devices // self.devices)
         return TrainingPlan(
             step_ns,
             self.steps,

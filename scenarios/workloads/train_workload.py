@@ -299,8 +299,13 @@ class Train(Workload):
     @property
     def gpus(self) -> int:
         """Number of GPUs of the step."""
+        return self.train.gpus or self.replica_gpus * self.train.parallel.dp
+
+    @property
+    def replica_gpus(self) -> int:
+        """Number of GPUs that together hold the model."""
         of = self.train.parallel
-        return self.train.gpus or of.tp * of.cp * of.pp * of.dp
+        return of.tp * of.cp * of.pp
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if an option is unknown to the schedule; its sizes are those of the layout."""
