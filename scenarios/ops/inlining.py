@@ -11,6 +11,7 @@ A body's names are those of its op and itself, joined by ``/``. Conditions and l
 inputs in a branch or a loop follows the switch. With ``own_frame: true`` a call runs in a frame of its own,
 behind an enter for each input and before an exit for each result. An op of a loop's body that reads only
 invariants follows the switch too: otherwise it would run, and begin another iteration, after the last one.
+The device of an op is that of the ops that replace it, unless they name one.
 
 TensorFlow 2 inlines functions in the same way (tensorflow/core/common_runtime/lower_if_op.cc,
 lower_while_op.cc, inline_function_utils.cc).
@@ -255,7 +256,10 @@ class _Scope:
             self.done[name] = None
             edges = self._edges(record)
             write = {"call": self._call, "if": self._if, "while": self._while}[record["kind"]]
+            around = self.builder.device
+            self.builder.device = record.get("device") or around
             self.done[name] = write(record, edges["inputs"], edges["after"])
+            self.builder.device = around
         written = self.done[name]
         if written is None:  # a cycle; it has no meaning across iterations either
             op = self.prefix + name

@@ -112,6 +112,7 @@ class GraphBuilder:
 
     def __init__(self, name: str = "graph") -> None:
         self.name = name
+        self.device: str | None = None  # of ops that name none
         self._ops: dict[str, int] = {}
         self._externals: dict[str, int] = {}
         self._external_rows: list[tuple[int, int, int]] = []
@@ -226,7 +227,7 @@ class GraphBuilder:
         row = (
             self._kinds(kind),
             self._dtypes(dtype),
-            self._pins(device),
+            self._pins(device or self.device),
             _whole(name, flops, "flops"),
             _whole(name, bytes_read, "bytes_read"),
             _whole(name, bytes_written, "bytes_written"),

@@ -277,6 +277,29 @@ def test_an_unknown_device_in_a_function_that_nobody_names_is_refused(tmp_path: 
         run_scenario(load_scenario(path))
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["while, inputs: [a], attributes: {trips: 3, body: step}", "call, inputs: [a], attributes: {body: step}"],
+)
+def test_what_an_op_with_functions_becomes_is_on_its_device(tmp_path: Path, kind: str) -> None:
+    """Without a device the control flow, and what names none, is on the GPU."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        f"""
+        machine: {{devices: {{cpu0: {{kind: cpu, cores: 1}}, gpu0: {{kind: gpu}}}}}}
+        workload:
+          functions: {{step: {{inputs: [v], ops: {{s: {{duration: 1us, inputs: [v]}}}}, outputs: [s]}}}}
+          ops:
+            a: {{duration: 1us, device: cpu0}}
+            f: {{kind: {kind}, device: cpu0}}
+        policy: ready-queue
+        """,
+        encoding="utf-8",
+    )
+    trace = run_scenario(load_scenario(path), check=True).trace
+    assert set(trace.job.device_of.tolist()) == {0}
+
+
 def test_an_op_of_a_function_is_not_split(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(FUNCTIONS.replace("{s: {", "{s: {split: 2, "), encoding="utf-8")
