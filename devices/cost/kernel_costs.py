@@ -64,8 +64,7 @@ EAGER_START_NS: Final = 2700.0
 """What a product takes more in an eager program than among copies of itself: its code and weights are cold.
 Median of eleven products of three programs on an H100 (2.4 us in three others; 1.3 to 2 us on a B200). In
 fp32 it halves the error of a V100's small products, which nothing was chosen on. Tiny batched products have
-short code on an H100 (`cutlass_75_wmma` of one stage) and lose 0.3 us: OWLv2's take 3 us, not 5; an MI300X's
-lose it all."""
+short code on an H100 (`cutlass_75_wmma` of one stage) and lose 0.3 us: OWLv2's take 3 us, not 5."""
 START_COLD: Final = frozenset(("products", "bmm", "linear"))
 _AMPERE_SHARE: Final = 0.62
 """Of Hopper's peak that instructions of Ampere reach (arXiv:2402.13499), as FlashAttention-2 has them:
@@ -149,6 +148,7 @@ def _product(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     times, width, again = np.ones_like(k), 0.0, k
     if gates := _GATES.get(ops.kind.removesuffix("_grad")):  # inputs do not wait for steps
         times, width, again = ops.column("seq_len", 1.0), _GUESSED_WIDTH, np.minimum(k, n / gates)
+        n, batch = n * batch, np.ones_like(k)  # directions run side by side
     ways = [(known, (m, n, again), times), (known & (k > again), (m * times, n, k - again), 1.0)]
     if ops.kind.endswith("_grad"):  # by the input and by the weights, which sum over all steps at once
         ways = [(rows, (each, shared, columns), at) for rows, (each, columns, shared), at in ways]

@@ -239,8 +239,7 @@ def pool(op: OpFacts) -> int:
 
 
 def pool_grad(op: OpFacts) -> int:
-    window = op.attributes.get("kernel_shape")
-    gradient = op.input(len(op.inputs) - 1).elements
+    window, gradient = op.attributes.get("kernel_shape"), op.input(len(op.inputs) - 1).elements
     return gradient * math.prod(int(n) for n in window) if window is not None else op.output.elements
 
 
@@ -566,11 +565,13 @@ def _gather(op: OpFacts) -> Sizes:
 
 
 def _recurrent(op: OpFacts) -> Sizes:
-    """A step of a layer, for all gates and directions; ``seq_len`` steps of all layers."""
-    *steps, _ = op.input(0).shape
-    length, *batch = reversed(steps) if op.attributes.get("layout") else steps
+    """A step of a layer, for all gates; ``batch`` directions of ``seq_len`` steps of all layers."""
+    x = op.input(0).shape
+    length, *batch = x[-2::-1] if op.attributes.get("layout") else x[:-1]
     (rows, elements), layers = _recurrent_weights(op), int(op.attributes.get("layers", 1))
-    return {"m": math.prod(batch), "n": rows // layers, "k": elements // rows, "seq_len": length * layers}
+    ways = math.prod(op.input(1).shape[:-2]) * int(op.attributes.get("matrices", 2)) // 2 // layers
+    step = {"m": math.prod(batch), "n": rows // layers // ways, "k": elements // rows}
+    return step | {"seq_len": length * layers} | ({"batch": ways} if ways > 1 else {})
 
 
 def _kinds(rule: Callable[[OpFacts], Sizes], kinds: str) -> dict[str, Callable[[OpFacts], Sizes]]:

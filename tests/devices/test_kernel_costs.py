@@ -384,6 +384,10 @@ def test_steps_of_a_recurrent_op_run_one_after_another() -> None:
     step = {"m": 32, "n": 2048, "k": 1024}
     state, inputs = (ns_of("matmul", sizes={"m": m, "n": 2048, "k": 512}) for m in (32, 3200))
     assert ns_of("lstm", sizes={**step, "seq_len": 100}) == pytest.approx(100 * state + inputs, rel=0.01)
+    both, wide = (ns_of("matmul", sizes={"m": m, "n": 4096, "k": 512}) for m in (32, 3200))
+    assert ns_of("lstm", sizes={**step, "seq_len": 100, "batch": 2}) == pytest.approx(
+        100 * both + wide, rel=0.01
+    )
     assert ns_of("matmul", sizes={**step, "seq_len": 100}) == ns_of("matmul", sizes=step)
     gru = {"m": 32, "n": 3 * 2048, "k": 2 * 2048, "seq_len": 1500}
     assert ns_of("gru", "fp16", "v100-sxm", gru) == pytest.approx(85.3e6, rel=0.1)

@@ -102,7 +102,7 @@ def test_recurrent_layers() -> None:
     (op,) = (op for op in range(len(graph)) if graph.kind(op) == "lstm")
     products = 2 * 4 * 16 * (8 + 16 + 32 + 16)
     assert graph.flops[op] == 3 * 7 * 2 * (products + 2 * 26 * 16)
-    sizes = {"m": 3, "n": 2 * 4 * 16, "k": (8 + 16 + 32 + 16) // 2, "seq_len": 2 * 7}
+    sizes = {"m": 3, "n": 4 * 16, "k": (8 + 16 + 32 + 16) // 2, "seq_len": 2 * 7, "batch": 2}
     assert sizes.items() <= graph.attributes[op].items()
     numbers = 3 * 7 * 8 + sum(p.numel() for p in part.parameters()) + 2 * 4 * 3 * 16
     assert graph.bytes_read[op] == 4 * numbers

@@ -101,7 +101,7 @@ def test_a_convolution_has_the_same_sizes_in_every_layout_and_in_its_gradients(s
 
 def test_a_recurrent_op_has_the_product_of_a_step() -> None:
     w, r = (2, 4 * 16, 8), (2, 4 * 16, 16)
-    step = {"m": 3, "n": 2 * 4 * 16, "k": 8 + 16, "seq_len": 7}
+    step = {"m": 3, "n": 4 * 16, "k": 8 + 16, "seq_len": 7, "batch": 2}
     assert sizes("lstm", [(7, 3, 8), w, r], (7, 2, 3, 16)) == step
     assert sizes("lstm", [(3, 7, 8), w, r], (3, 7, 2, 16), layout=1) == step
 
