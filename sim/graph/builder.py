@@ -220,14 +220,14 @@ class GraphBuilder:
         self._claim(name)
         for mapping in filter(None, (duration_by_kind, attributes)):
             if not isinstance(mapping, Mapping):
-                raise GraphError(f"op {name!r}: should be a mapping, not {mapping!r}").about(name)
+                raise GraphError(f"op {name!r}: {mapping!r} should be a mapping").about(name)
         index = len(self._ops)
         many = outputs if isinstance(outputs, Iterable) else (outputs,)
         sizes = tuple(_whole(name, size, "an output", " of bytes") for size in many)
         row = (
             self._kinds(kind),
             self._dtypes(dtype),
-            self._pins(device or self.device),
+            self._pins(self.device if device is None else device),
             _whole(name, flops, "flops"),
             _whole(name, bytes_read, "bytes_read"),
             _whole(name, bytes_written, "bytes_written"),
@@ -453,7 +453,7 @@ class GraphBuilder:
             raise self._wrong(consumer, f"{given!r} should stand in a list: [{given!r}]")
         for ref in given:
             try:
-                name, distance = (ref, 0) if isinstance(ref, str | int) else ref
+                name, distance = (ref, 0) if isinstance(ref, str | int | np.integer) else ref
                 entry = find(name) if isinstance(name, str) else operator.index(name)
                 whole = 0 <= operator.index(distance) <= LARGEST
             except (TypeError, ValueError):

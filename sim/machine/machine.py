@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sim.base.arrays import IntArray, distinct_rows
-from sim.base.errors import InputError, UnknownNameError
+from sim.base.errors import InputError, UnknownNameError, clip_repr
 from sim.base.options import need_whole
 from sim.base.units import format_bytes, format_count, format_duration
 from sim.machine.communicators import CollectiveModel
@@ -199,7 +199,7 @@ class Machine:
         for what, kind in (("devices", Device), ("links", Link), ("hosts", Host)):
             given = getattr(self, what)
             if not isinstance(given, Sequence) or not all(isinstance(each, kind) for each in given):
-                raise InputError(f"{what} of a machine should be a tuple of {kind.__name__}, not {given!r}")
+                raise InputError(f"{what} should be a tuple of {kind.__name__}, not {clip_repr(given)}")
         if not self.devices:
             raise InputError("a machine needs at least one device")
         names = [d.name for d in self.devices] + [link.name for link in self.links]

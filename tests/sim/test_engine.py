@@ -386,10 +386,10 @@ def test_a_policy_without_verbs_says_what_it_lacks() -> None:
         (lambda: Device("d", streams=1.5), "device 'd': streams should be a whole number from 1 on"),  # type: ignore[arg-type]
         (lambda: Device("d", queue_depth="x"), "device 'd': queue_depth should be a whole number from 1 on"),  # type: ignore[arg-type]
         (lambda: Host("h", ("d",), 0), "host 'h': threads should be a whole number from 1 on, not 0"),
-        (lambda: Machine(Device("d")), r"devices of a machine should be a tuple of Device, not Device\("),  # type: ignore[arg-type]
+        (lambda: Machine(Device("d")), r"devices should be a tuple of Device, not Device\("),  # type: ignore[arg-type]
         (
             lambda: Machine((Device("d"),), hosts=("d",)),
-            r"hosts of a machine should be a tuple of Host, not \('d',\)",
+            r"hosts should be a tuple of Host, not \('d',\)",
         ),  # type: ignore[arg-type]
         (lambda: Link("l", "a", "b", -5), "link 'l': latency_ns should be a whole number from 0 on, not -5"),
         (
@@ -586,7 +586,7 @@ def test_iterations_and_distances_that_are_not_whole_are_refused(number: Any) ->
         ({"after": [-2]}, "control input -2: nothing has this number"),
         ({"kind": ["matmul"]}, r"kind, device, dtype and phase should be text, not \['matmul'\]"),
         ({"device": 0}, "kind, device, dtype and phase should be text, not 0"),
-        ({"attributes": "x"}, "op 'b': should be a mapping, not 'x'"),
+        ({"attributes": "x"}, "op 'b': 'x' should be a mapping"),
         ({"name": 7}, "an op or tensor needs a name, not 7"),
     ],
 )
