@@ -242,8 +242,8 @@ class TrainingRun(Strict):
             raise fault("names a policy twice", ("recovery",))
         return self
 
-    def plan(self, step_ns: int, document: Document, replica_devices: int = 1) -> TrainingPlan:
-        """Return the plan in ns, with steps of `step_ns`; a copy of the model takes `replica_devices`.
+    def plan(self, step_ns: int, document: Document, replica: int = 1) -> TrainingPlan:
+        """Return the plan in ns: a step takes `step_ns`, a copy of the model by default `replica` workers.
 
         Raises
         ------
@@ -252,7 +252,7 @@ class TrainingRun(Strict):
         """
         with document.placing("training_run", "failures"):
             failures = tuple(self._failures(document))
-        each = self.workers // self.replicas if self.replicas else -(-replica_devices // self.devices)
+        each = self.workers // self.replicas if self.replicas else replica
         return TrainingPlan(
             step_ns,
             self.steps,

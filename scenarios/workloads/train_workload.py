@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from math import lcm
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
@@ -299,13 +300,14 @@ class Train(Workload):
     @property
     def gpus(self) -> int:
         """Number of GPUs of the step."""
-        return self.train.gpus or self.replica_gpus * self.train.parallel.dp
+        of = self.train.parallel
+        return self.train.gpus or of.tp * of.cp * of.pp * of.dp
 
     @property
     def replica_gpus(self) -> int:
-        """Number of GPUs that together hold the model."""
+        """Number of GPUs that together hold the model, its experts included."""
         of = self.train.parallel
-        return of.tp * of.cp * of.pp
+        return of.pp * lcm(of.tp * of.cp, of.ep)
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if an option is unknown to the schedule; its sizes are those of the layout."""

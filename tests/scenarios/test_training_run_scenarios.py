@@ -119,19 +119,19 @@ def test_what_is_left_of_a_replica_that_is_not_whole_does_not_compute(tmp_path: 
     assert [each["shrink"]["fewest_workers"] for each in runs] == [3, 2]  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("layout", "fewest"), [("{tp: 2, pp: 2}", 2), ("{tp: 2}", 3)])
+@pytest.mark.parametrize(("layout", "fewest"), [("{tp: 2, pp: 2}", 2), ("{ep: 4}", 2), ("{tp: 2}", 3)])
 def test_a_step_of_training_says_how_many_workers_hold_the_model(
     tmp_path: Path, layout: str, fewest: int
 ) -> None:
     """Four workers with two GPUs each hold two or four copies; one worker fails."""
-    sizes = "model: {layers: 4, hidden: 64, heads: 4, vocabulary: 128}, calibration: h100-sxm, sequence: 32"
+    model = "{layers: 4, hidden: 64, heads: 4, vocabulary: 128, experts: 4, top_k: 1}"
+    sizes = f"model: {model}, calibration: h100-sxm, sequence: 32"
     step = f"{{train: {{{sizes}, batch: 32, gpus: 8, parallel: {layout}}}}}"
-    gpu = "failures.gpu={kind: device, mtbf: 1000000h}"
-    sets = ("workers=4", "devices=2", "spares=0", gpu, "recovery=[shrink]", "steps=100000")
-    settings = (f"training_run.{each}" for each in sets)
+    sets = ["workers=4", "spares=0", "recovery=[shrink]", "steps=100000"]
     text = f"workload: {step}\n{RUN[RUN.index('training_run') :]}"
-    run = told(tmp_path, text, *settings)
-    assert run["recovery"]["shrink"]["fewest_workers"] == fewest  # type: ignore[index]
+    for more in [], ["devices=2", "failures.gpu={kind: device, mtbf: 1000000h}"]:  # psu is of a worker
+        run = told(tmp_path, text, *(f"training_run.{each}" for each in sets + more))
+        assert run["recovery"]["shrink"]["fewest_workers"] == fewest  # type: ignore[index]
 
 
 def test_no_interval_is_best_where_the_formula_does_not_hold(tmp_path: Path) -> None:
