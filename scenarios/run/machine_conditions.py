@@ -339,7 +339,7 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
             and not any(d.workers for d in case.work.machine.devices if d.name in host.serves)
             for host in case.work.machine.hosts
         ),
-        "the workers of the host's CPU are its threads; give the CPU workers, or leave it out",
+        "the workers of the host's CPU are its threads; change those, or leave it out",
     ),
     # -- ``memory:``: allocators, their limits, and what happens when memory is full
     Rule(

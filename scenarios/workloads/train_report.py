@@ -60,10 +60,10 @@ def _when(training: Training, graph: Graph, running: Sequence[int]) -> str:
         if kind in _MESSAGES:
             found = found or graph.op_names[op]
         elif k < 0 or stage < 0:
-            name, dot, batch = graph.op_names[op].partition(".")
+            name = graph.op_names[op].partition(".")[0]
             if name[1:].isdigit():
                 name = f"{'forward' if name[0] == 'F' else 'backward'} of layer {name[1:]}"
-            return f"{name} in micro-batch {batch}" if dot else name
+            return f"{name} in micro-batch {k}" if k >= 0 else name
         else:
             of, forward = training.memory_of_stages[stage], kind[0] == "F"
             at = f", in {of.forward_at if forward else of.backward_at}" if kind in PHASES else ""

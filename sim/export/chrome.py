@@ -130,7 +130,7 @@ def write_ranks(trace: Record, folder: str | os.PathLike[str]) -> list[str]:
     there = os.listdir(folder) if folder.is_dir() else []
     strange = sorted(each for each in there if each.endswith((".json", ".json.gz")) and each not in names)
     if strange:
-        raise InputError(f"{folder}: {strange[0]} is there, and this run has {len(names)} of them")
+        raise InputError(f"{folder}: {strange[0]} is there, and is not of this run")
     folder.mkdir(exist_ok=True)
     for rank, name in enumerate(names):
         _write(folder / name, _head([timeline], rank, len(names)), lines_of(timeline, rank=rank))
