@@ -485,10 +485,10 @@ def is_of_model(description: str, preset: str) -> bool:
 
     Examples
     --------
-    >>> is_of_model("NVIDIA H100 80GB HBM3", "h100-sxm"), is_of_model("Tesla T4", "a100-pcie-40")
+    >>> is_of_model("NVIDIA H100 80GB HBM3", "h100-sxm"), is_of_model("NVIDIA RTX PRO 5000", "rtx-pro-6000")
     (True, False)
     """
-    model = re.findall(r"^rtx-\w+|[a-z0-9]+", preset)[0].split("-")
+    model = re.findall(r"^rtx[\w-]+|[a-z0-9]+", preset)[0].split("-")
     return {*model} <= {*re.findall("[a-z0-9]+", description.lower())}
 
 
