@@ -567,7 +567,7 @@ def sheet_of(values: Mapping[str, Any], peak_share: float = 1.0) -> Sheet:
     InputError
         A number is missing.
     """
-    missing = [name for name in _NEEDS if values.get(name) is None]
+    missing = [name for name in _NEEDS if not values.get(name)]
     if missing:
         raise InputError(f"needs {', '.join(missing)} of the device, or a preset that has them")
     peak = {

@@ -247,8 +247,10 @@ def test_fitted_costs_say_which_numbers_they_need() -> None:
     spec = {"kind": "gpu", "sms": 10, "peak": "1TFLOP/s", "cost": "fitted"}
     with pytest.raises(InputError, match=r"gpu0\.cost\.fitted: needs clock, l2, bandwidth of the device"):
         make_device("gpu0", spec)
-    made = make_device("gpu0", {**spec, "clock": "1GHz", "l2": "1MiB", "bandwidth": "100GB/s"})
-    assert made.cost is not None
+    spec |= {"clock": "1GHz", "l2": "1MiB", "bandwidth": "100GB/s"}
+    assert make_device("gpu0", spec).cost is not None
+    with pytest.raises(InputError, match=r"gpu0\.cost\.fitted: needs peak of the device"):
+        make_device("gpu0", {**spec, "peak": {}})
     with pytest.raises(InputError, match="it is for GPUs"):
         make_device("cpu0", {"kind": "cpu", "cost": "fitted"})
 
