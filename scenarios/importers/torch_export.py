@@ -63,6 +63,7 @@ _RENAMED = {
     "cumsum": "cum_sum", "clamp": "clip", "clamp_min": "relu", "clamp_max": "relu", "hardtanh": "clip",
     "hardswish": "hard_swish", "hardsigmoid": "hard_sigmoid", "_softmax": "softmax",
     "_log_softmax": "log_softmax", "native_layer_norm": "layer_norm", "rsub": "sub", "remainder": "mod",
+    "_native_batch_norm_legit_functional": "batch_norm", "_native_batch_norm_legit_no_training": "batch_norm",
     "eq": "equal", "ne": "not_equal", "gt": "greater", "lt": "less", "ge": "greater_or_equal",
     "le": "less_or_equal", "logical_and": "and", "logical_or": "or", "logical_not": "not",
     "logical_xor": "xor", "masked_fill": "where", "tril": "trilu", "triu": "trilu", "sgn": "sign",
@@ -218,8 +219,8 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
         return {key: numbers for key, numbers in found.items() if numbers}
     if name in CAUSAL:
         return {"is_causal": bool(argument_at(CAUSAL[name], "is_causal", False))}
-    if name == "batch_norm":
-        return {"training_mode": True} if args[5] else {}
+    if "batch_norm" in name:
+        return {"training_mode": True} if args[5] is True else {}
     if name == "linear":
         return {"transposed": True}
     if name in ("layer_norm", "native_layer_norm", "rms_norm"):
@@ -228,7 +229,7 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
         return {"axis": -1 if argument_at(1, "dim") is None else int(argument_at(1, "dim"))}
     if name in RECURRENT:
         matrices = sum(weight.meta["val"].dim() == 2 for weight in args[2])
-        return {"matrices": matrices, "layers": args[4], "layout": int(args[8])}
+        return {"matrices": matrices, "layers": args[4], "directions": 1 + args[7], "layout": int(args[8])}
     if name == "topk":
         return {"axis": int(argument_at(2, "dim", -1))}
     if name == "index_select":
@@ -289,9 +290,9 @@ def import_torch(
             warnings.simplefilter("ignore")  # PyTorch's warnings about its own internals,
             warnings.filterwarnings("default", ".*Disabling autocast")  # that is the user's affair
             program = torch.export.export(module, tuple(inputs), dict(keywords or {}))
-            inside = any("autocast" in str(node.target) for node in program.graph.nodes)
-            if inside or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-                program = program.run_decompositions({})  # its casts become operators
+            parts = any(node.op == "get_attr" for node in program.graph.nodes)  # under autocast or no_grad
+            if parts or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+                program = program.run_decompositions({})  # inlines them, and writes casts as operators
     except Exception as error:  # other people's code, traced by other people's code: whatever it raises
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{name} cannot be exported: {type(error).__name__}: {first}") from error
@@ -352,13 +353,13 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
             facts = OpFacts(kind, _facts(tensors, dtype), _facts([node], dtype), attributes)
         attributes = {"aten": str(node.target), "arguments": plain_arguments(said), **facts.attributes}
         where = f"{node.name} ({node.target})"
-        inputs = {tensor: refs[tensor] for tensor in tensors}
-        for tensor in _operands_to_copy(operator_name(node.target), tensors):
-            moved, value = _facts([tensor], dtype), tensor.meta["val"]
+        inputs = [refs[tensor] for tensor in tensors]
+        for place in _operands_to_copy(operator_name(node.target), tensors):
+            moved, value = _facts([tensors[place]], dtype), tensors[place].meta["val"]
             says = {"aten": "aten.clone.default", "columnwise": value.stride(-1) > 1}
-            inputs[tensor] = builder.op(
-                f"{tensor.name} of {node.name}",
-                inputs=[refs[tensor]],
+            inputs[place] = builder.op(
+                f"operand {place} of {node.name}",
+                inputs=[inputs[place]],
                 **op_arguments(OpFacts("transpose", moved, moved, {}), where, says),
                 dtype=_dtype(value, dtype),
             )
@@ -366,19 +367,18 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
         computing = [*read, *_values(node)]  # it computes in the type of what it reads, or else writes
         refs[node] = builder.op(
             node.name,
-            inputs=[inputs[tensor] for tensor in tensors],
+            inputs=inputs,
             **op_arguments(facts, where, attributes, known=facts.kind in COSTS),
             dtype=dtypes.math_dtype([_dtype(value, dtype) for value in computing]),
         )
     return builder.build()
 
 
-def _operands_to_copy(operator: str, tensors: Sequence[Any]) -> Iterator[Any]:
-    """Yield what a product of batches copies first: where two axes of its matrices are not one by strides."""
-    values = [tensor.meta["val"] for tensor in tensors] if operator == "matmul" else []
-    for tensor, value in zip(tensors, values, strict=False):
-        if min(each.dim() for each in values) > 2 and not _is_view(value, (-1, *value.shape[-2:])):
-            yield tensor
+def _operands_to_copy(operator: str, tensors: Sequence[Any]) -> list[int]:
+    """Return which operands a product of batches copies: their axes of batches are not one by strides."""
+    batches = operator == "matmul" and min(tensor.meta["val"].dim() for tensor in tensors) > 2
+    values = [tensor.meta["val"] for tensor in tensors if batches]
+    return [k for k, value in enumerate(values) if not _is_view(value, (-1, *value.shape[-2:]))]
 
 
 def _externals(builder: GraphBuilder, program: Any, refs: dict[Any, str], dtype: str | None) -> None:

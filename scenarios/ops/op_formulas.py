@@ -569,7 +569,7 @@ def _recurrent(op: OpFacts) -> Sizes:
     x = op.input(0).shape
     length, *batch = x[-2::-1] if op.attributes.get("layout") else x[:-1]
     (rows, elements), layers = _recurrent_weights(op), int(op.attributes.get("layers", 1))
-    ways = math.prod(op.input(1).shape[:-2]) * int(op.attributes.get("matrices", 2)) // 2 // layers
+    ways = math.prod(op.input(1).shape[:-2]) * int(op.attributes.get("directions", 1))
     step = {"m": math.prod(batch), "n": rows // layers // ways, "k": elements // rows}
     return step | {"seq_len": length * layers} | ({"batch": ways} if ways > 1 else {})
 

@@ -106,6 +106,9 @@ def test_recurrent_layers() -> None:
     assert sizes.items() <= graph.attributes[op].items()
     numbers = 3 * 7 * 8 + sum(p.numel() for p in part.parameters()) + 2 * 4 * 3 * 16
     assert graph.bytes_read[op] == 4 * numbers
+    part = nn.LSTM(8, 16, bidirectional=True, proj_size=4)
+    graph = graph_of(lambda m, x: m.part(x)[0], torch.empty(7, 3, 8), part=part)
+    assert [of["batch"] for of in graph.attributes.values() if "seq_len" in of] == [2]
 
 
 def test_autocast_casts() -> None:
@@ -130,18 +133,32 @@ def test_autocast_casts() -> None:
             assert rows(graph_of(under("cuda"), x, **parts))[0][0] == "gemm"
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_parts_without_gradients_are_read(training: bool) -> None:
+    """`no_grad` makes a module of them, as autocast does; inlined, their batch norms have other names."""
+
+    def forward(m, x):
+        with torch.no_grad():
+            return m.part(x)
+
+    part = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    made = (Calls(each, part=part).train(training) for each in (forward, lambda m, x: m.part(x)))
+    found, plain = (rows(import_torch(module, (torch.empty(2, 3, 8, 8),))) for module in made)
+    assert [row[:2] for row in plain if row[0] != "identity"] == [row[:2] for row in found if row[1]]
+
+
 def test_products_of_heads_copy_their_operands() -> None:
-    """Matrices in two axes that are not one by their strides; keys column by column."""
+    """Matrices in two axes that are not one by their strides; keys column by column; a square twice."""
 
     def forward(m, x):
         heads = x.transpose(1, 2)
-        return heads @ heads.transpose(2, 3), x @ x.transpose(2, 3), torch.bmm(x[0], x[0].transpose(1, 2))
+        square, keys = heads[..., :5], heads.transpose(2, 3)
+        return heads @ keys, x @ x.transpose(2, 3), torch.bmm(x[0], x[0].transpose(1, 2)), square @ square
 
     graph = graph_of(forward, torch.empty(2, 5, 3, 8))
     copies = [op for op in range(len(graph)) if graph.kind(op) == "transpose"]
-    assert [graph.attributes[op]["columnwise"] for op in copies] == [False, True]
-    assert [rows(graph)[op] for op in copies] == [("transpose", 0, 960, 960)] * 2
-    assert len(graph.op_names) == len(set(graph.op_names))
+    assert [graph.attributes[op]["columnwise"] for op in copies] == [False, True, False, False]
+    assert [rows(graph)[op][1:] for op in copies] == [(0, 960, 960)] * 2 + [(0, 600, 600)] * 2
 
 
 def test_sizes_of_operators() -> None:
