@@ -264,10 +264,10 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     planar = eager & ((halves or ops.dtype == "tf32") and sheet.generation not in NATIVE_NCHW)  # NCHW outside
     asks = [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]
     slower = np.where(planar & pixel, _PLANAR, 1.0)
-    has_bias = np.array([x.get("arguments", ())[2:3] == ["tensor"] for x in ops.attributes], bool)
-    biased = eager & has_bias & (direction == "forward")
-    if biased.any():  # PyTorch adds it in a kernel of its own
-        asks.append(KernelAsk(biased, "elementwise", {"elements": implicit_product(s)[1][2], "operands": 1}))
+    has_bias = np.array([list(x.get("arguments") or ())[2:3] == ["tensor"] for x in ops.attributes], bool)
+    if (biased := eager & has_bias).any() and not ops.kind.endswith("_grad"):  # PyTorch adds it separately
+        made = implicit_product(s)[1][2 if direction == "forward" else 0]  # a transposed one makes the input
+        asks.append(KernelAsk(biased, "elementwise", {"elements": made, "operands": 1}))
     for way in ways:
         asks.append(KernelAsk(many & ~square, f"conv_{way}", {**s, "direction": way}, times=slower))
         if depthwise.any():
