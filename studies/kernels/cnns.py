@@ -25,7 +25,7 @@ from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.fusion import Fusion
 from scenarios.importers.torch_export import import_torch
 from sim import Device
-from sim.base.errors import UnknownNameError
+from sim.base.errors import InputError, UnknownNameError
 from sim.base.files import read_table
 from sim.job.costs import costs_ns
 from studies.program import run
@@ -50,9 +50,8 @@ def ratios(table: Path, device: Device, names: list[str]) -> Iterator[tuple[str,
         (row["model"].split(".")[0], int(row[f"{way}_img_size"])): float(row[f"{way}_samples_per_sec"])
         for _, row in rows
     }
-    known = {name for name, _ in found}
-    if unknown := [name for name in names if name not in known]:
-        raise UnknownNameError("model", unknown[0], known)
+    if unknown := sorted({*names} - {name for name, _ in found}):
+        raise UnknownNameError("model", unknown[0], {name for name, _ in found})
     for name in names or MODELS.split():
         size = timm.get_pretrained_cfg(name).input_size[-1]
         if (name, size) in found:
@@ -73,6 +72,8 @@ def main(
     for name, us, was in ratios(table, make_device("gpu0", {"preset": gpu}, kinds=None), names or []):
         off.append(abs(us / was - 1))
         print(f"{name:24} {us:8.1f} us an image, measured {was:8.1f}, {us / was - 1:+.0%}")
+    if not off:
+        raise InputError(f"{table}: has none of these models at its own size")
     print(f"{len(off)} models: {fmean(off):.1%} off in the mean, {median(off):.1%} in the median")
 
 
