@@ -153,7 +153,7 @@ def _product(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     if ops.kind.endswith("_grad"):  # by the input and by the weights, which sum over all steps at once
         ways = [(rows, (each, shared, columns), at) for rows, (each, columns, shared), at in ways]
         ways.append((known & (ops.flops > 3 * m * n * k * batch * times), (k, n, m * times), 1.0))
-    for rows, new, repeated in ways:
+    for rows, new, repeated in (way for way in ways if way[0].any()):
         made = {**dict(zip("mnk", new, strict=True)), "batch": batch}
         asks += [ask._replace(times=repeated) for ask in _as_product(ops, sheet, rows, made, width)]
     return asks
