@@ -113,7 +113,6 @@ def test_without_a_machine_somebody_has_to_say_how_many() -> None:
 def test_replicas_of_a_builder_are_accelerators_whatever_they_are_called(tmp_path: Path) -> None:
     build = {"model": "data-loading", "load": "2ns", "train": "4ns"}
     machine = {"devices": {"cpu": {"kind": "cpu"}, "tpu": {"kind": "tpu", "count": 4, "streams": 2}}}
-    machine |= {"collectives": {"bandwidth": "1GB/s"}}
     found = ran(tmp_path / "a.yaml", [], machine, {"build": {**build, "replicas": 3}})
     assert [name for name in used(found) if name != "cpu"] == ["tpu0", "tpu1", "tpu2"]
     with pytest.raises(

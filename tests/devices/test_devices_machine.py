@@ -161,7 +161,7 @@ def test_intra_op_cores_speed_up_what_the_cost_model_says() -> None:
     assert durations(cores_per_op=2, speedup={2: 1.6}) == [750, 500]
     with pytest.raises(InputError, match="not both"):
         durations(speedup={2: 1.6}, serial_fraction=0.1)
-    with pytest.raises(InputError, match="9 of 8 cores"):
+    with pytest.raises(InputError, match="cannot use 9 cores of 8"):
         durations(cores_per_op=9)
     with pytest.raises(InputError, match="0 must be more than 0"):
         durations(speedup={1: 1, 8: 0})
