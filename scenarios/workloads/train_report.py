@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -359,20 +358,18 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Callable[[], Training]]]]
     yield [(f"parallel.ep: {ep}", partial(laid_out, ep=ep)) for ep in parts]
     filled = max(1, layout.node // layout.tp)  # tp on all GPUs of a node, and pp over nodes
     for dimension, more_tp in dict.fromkeys((("tp", 1), ("cp", 1), ("pp", 1), ("pp", filled))):
-        factors = [{"tp": more_tp} | {dimension: n} for n in powers[:6] if not layout.dp % (n * more_tp)]
-        ladder = [
-            {key: getattr(layout, key) * n for key, n in each.items() if n > 1}
-            | {"dp": layout.dp // prod(each.values())}
-            for each in factors
-        ]
-        yield [
-            (f"parallel: {', '.join(f'{key}: {n}' for key, n in each.items())}", partial(laid_out, **each))
-            for each in ladder
-        ]
+        ladder = []
+        for n in (n for n in powers[:6] if not layout.dp % (n * more_tp)):
+            times = {"tp": more_tp, dimension: n}
+            sizes = {key: getattr(layout, key) * more for key, more in times.items() if more > 1}
+            sizes["dp"] = layout.dp // (n * more_tp)
+            label = ", ".join(f"{key}: {size}" for key, size in sizes.items())
+            ladder.append((f"parallel: {label}", partial(laid_out, **sizes)))
+        yield ladder
 
 
 def changes_that_fit(training: Training) -> list[FittingChange]:
-    """Return, for each setting, the least change of it alone that fits, the fastest step first."""
+    """Return, for each setting (pp also with tp), the least change that fits, the fastest step first."""
     limit, found = training.memory, []
     assert limit is not None
     for ladder in _notches(training):
@@ -402,7 +399,7 @@ def check_fits(training: Training, peaks: Sequence[Mapping[str, Any]], step: int
     Raises
     ------
     OutOfMemoryError
-        With rank, moment and owners, and the change of one setting that fits at the least cost in time.
+        With rank, moment and owners, and the change that fits at the least cost in time.
     """
     limit = training.memory
     rank = max(range(len(peaks)), key=lambda r: peaks[r]["peak_bytes"])
