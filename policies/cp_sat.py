@@ -199,7 +199,7 @@ def _limit(problem: ScheduleProblem, written: Written, resource: Any, capacity: 
     model.add(capacity * written.times[LONGEST.index] >= work)
     if 1 < capacity <= _LANES and capacity < len(taken) <= _ON_LANES and {*amounts} == {1}:
         _on_lanes(written, taken, capacity)
-    elif capacity > 1 and len(moments := moments_of(taken)) * len(taken) <= MOST_PASSED:
+    elif capacity > 1 and 0 < len(moments := moments_of(taken)) * len(taken) <= MOST_PASSED:
         inner = [written.interval(each, inner=True) for each in taken]
         for k in moments:  # which the limit ignores
             own = [j for j, each in enumerate(taken) if j == k or each.ns + each.gap_ns]
