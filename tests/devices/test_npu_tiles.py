@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import checked
 
+from devices.cost.cost_models import MATRIX_KINDS
+from devices.cost.kernel_costs import CONVS, PRODUCTS
 from devices.cost.npu_tiles import TileStages, best_tiles, blockings, tiled_ns
 from devices.machine import described_devices, make_device
 from policies.issue.program_order import InOrder
@@ -265,6 +267,11 @@ def test_each_unit_has_its_rate() -> None:
     spec["matrix"] = {**matrix, "kinds": ["relu"]}
     assert duration_ns(spec, kind="relu", dtype="fp16", flops=1600) == 100
     assert duration_ns(spec, kind="conv", dtype="fp16", flops=1600) == 1600
+
+
+def test_what_gpus_compute_as_products_runs_on_the_matrix_unit() -> None:
+    """Except sums within channels. Two lists, as a small run should not read the kinds of a GPU's kernels."""
+    assert {*PRODUCTS, *CONVS} - MATRIX_KINDS == {"depthwise_conv", "depthwise_conv_grad"}
 
 
 def test_each_unit_has_its_scratchpad() -> None:
