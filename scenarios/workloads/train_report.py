@@ -358,7 +358,7 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Callable[[], Training]]]]
     yield [(f"parallel.ep: {ep}", partial(laid_out, ep=ep)) for ep in parts]
     filled = max(1, layout.node // layout.tp)  # tp on all GPUs of a node, and pp over nodes
     for dimension, more_tp in dict.fromkeys((("tp", 1), ("cp", 1), ("pp", 1), ("pp", filled))):
-        ladder = []
+        ladder = list[tuple[str, Callable[[], Training]]]()
         for n in (n for n in powers[:6] if not layout.dp % (n * more_tp)):
             times = {"tp": more_tp, dimension: n}
             sizes = {key: getattr(layout, key) * more for key, more in times.items() if more > 1}
