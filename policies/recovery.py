@@ -12,6 +12,8 @@ A policy decides and never waits: it sees how many machines there are and answer
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
 from typing import NamedTuple
 
 from sim.base.errors import InputError
@@ -30,8 +32,8 @@ class Fleet(NamedTuple):
         Machines that could be workers but are not in use.
     in_repair : int
         Machines that have failed and are not back yet.
-    replica : int
-        Workers that hold one copy of the model; the run always has a multiple of this number.
+    replica : int or Fraction
+        Workers that hold one copy of the model; a copy may take a part of a worker.
     minimum : int
         Fewest workers with which the run can go on.
     """
@@ -40,12 +42,12 @@ class Fleet(NamedTuple):
     running: int
     spare: int
     in_repair: int
-    replica: int = 1
+    replica: int | Fraction = 1
     minimum: int = 1
 
     def fitting(self, machines: int) -> int:
         """Return how many workers `machines` allow, in whole replicas and at most `full`; 0: too few."""
-        workers = min(machines // self.replica * self.replica, self.full)
+        workers = min(ceil(machines // self.replica * self.replica), self.full)
         return workers if workers >= self.minimum else 0
 
 

@@ -6,6 +6,7 @@ import shlex
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -299,7 +300,7 @@ def _training_of(case: Case) -> RecoveryRuns | None:
     work = scenario.content.workload
     gpus, run = getattr(work, "gpus", 0), section.workers * section.devices
     gpus_each, uneven = divmod(gpus, section.workers)
-    replica = -(-getattr(work, "replica_gpus", 1) // gpus_each) if gpus and not uneven else 1
+    replica = Fraction(getattr(work, "replica_gpus", 1), gpus_each) if gpus and not uneven else 1
     if gpus not in (0, run) and any(cause.kind == "device" for cause in section.failures.values()):
         which = f"devices that may fail are {section.workers:,} workers' with {section.devices:,} each"
         warnings.warn(f"the step is on {gpus:,} GPUs, but {which}", stacklevel=2)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
+from math import ceil
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
@@ -242,7 +243,7 @@ class TrainingRun(Strict):
             raise fault("names a policy twice", ("recovery",))
         return self
 
-    def plan(self, step_ns: int, document: Document, replica: int = 1) -> TrainingPlan:
+    def plan(self, step_ns: int, document: Document, replica: int | Fraction = 1) -> TrainingPlan:
         """Return the plan in ns: a step takes `step_ns`, a copy of the model by default `replica` workers.
 
         Raises
@@ -260,7 +261,7 @@ class TrainingRun(Strict):
             self.workers,
             self.spares,
             each,
-            self.at_least or each,
+            max(self.at_least or 1, ceil(each)),
             Checkpoints() if self.checkpoint is None else self.checkpoint.checkpoints(),
             failures,
             tuple(

@@ -262,8 +262,9 @@ class _Run:
         """Return the number of steps until the next change, and the time of each."""
         now, plan, how = self.now, self.plan, self.plan.checkpoints
         factor = self.pace.factor(now, self.members)
-        slower = 2 * len(self.members) * factor.denominator
-        pace_ns = (2 * plan.step_ns * plan.workers * factor.numerator + slower // 2) // slower  # half up
+        all_copies, copies = plan.workers // plan.replica, len(self.members) // plan.replica
+        slower = 2 * copies * factor.denominator
+        pace_ns = (2 * plan.step_ns * all_copies * factor.numerator + slower // 2) // slower  # half up
         ends = [self.goal - self.step, _ceil(self.pace.changes_ns - now, pace_ns)]
         if how.every_steps is not None:
             ends.append(self.since_step + how.every_steps - self.step)

@@ -203,7 +203,7 @@ class TrainingPlan:
     limit_ns: int | None
     workers: int
     spares: int = 0
-    replica: int = 1
+    replica: int | Fraction = 1
     minimum: int = 1
     checkpoints: Checkpoints = _NO_CHECKPOINTS
     failures: tuple[Failure, ...] = ()

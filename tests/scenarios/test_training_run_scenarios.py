@@ -134,6 +134,17 @@ def test_a_step_of_training_says_how_many_workers_hold_the_model(
         assert run["recovery"]["shrink"]["fewest_workers"] == fewest  # type: ignore[index]
 
 
+def test_a_copy_of_the_model_may_take_a_part_of_a_worker(tmp_path: Path) -> None:
+    """Three workers with eight GPUs hold two copies on twelve each, two workers hold one: half the pace."""
+    model = "{layers: 4, hidden: 96, heads: 3, vocabulary: 129}"
+    sizes = f"model: {model}, calibration: h100-sxm, sequence: 33, batch: 32"
+    step = f"{{train: {{{sizes}, gpus: 24, parallel: {{tp: 3, pp: 4}}}}}}"
+    sets = ["workers=3", "spares=0", "recovery=[shrink]", "failures.psu.at=[0s]", "restart=0s"]
+    text = f"workload: {step}\n{RUN[RUN.index('training_run') :]}"
+    run = told(tmp_path, text, *(f"training_run.{each}" for each in [*sets, "checkpoint.save=0s"]))
+    assert run["recovery"]["shrink"]["goodput"] == 1 / 2  # type: ignore[index]
+
+
 def test_no_interval_is_best_where_the_formula_does_not_hold(tmp_path: Path) -> None:
     assert told(tmp_path)["interval"] is None
     chance = "training_run.failures={gpu: {kind: device, mtbf: 5h}}"
