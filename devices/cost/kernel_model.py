@@ -88,11 +88,12 @@ class Sheet:
     def is_half_rate(self, dtype: str) -> bool:
         """Return whether tensor cores are slow beside the rest of an SM: a GeForce's, which halve their rate
         to sum in fp32, multiply in 16 bits twice as fast as vector units in 32, others at least four times.
+        An SM then does 512 flop a cycle in 16 bits, and at most 256 without tensor cores.
         """
         rated = self.rate_dtype(dtype)
-        if self.generation == "pascal" or rated in ON_VECTOR_UNITS:
-            return False
-        return self.peak[rated] * ELEMENT_BYTES.get(rated, 4) < 6 * self.peak.get("fp32", 0)
+        rate = self.peak[rated] * ELEMENT_BYTES.get(rated, 4)  # bytes multiplied a second
+        without = rated in ON_VECTOR_UNITS or rate < 768 * self.sms * self.clock_hz
+        return not without and rate < 6 * self.peak.get("fp32", 0)
 
 
 HEATING_NS: Final = 3e5
