@@ -66,7 +66,7 @@ Median of eleven products of three programs on an H100 (2.4 us in three others; 
 fp32 it halves the error of a V100's small products, which nothing was chosen on. Tiny batched products have
 short code on an H100 (`cutlass_75_wmma` of one stage) and lose 0.3 us: OWLv2's take 3 us, not 5."""
 START_COLD: Final = frozenset(("products", "bmm", "linear"))
-_AMPERE_SHARE: Final = 0.62
+_AMPERE, _AMPERE_SHARE = "a100-sxm-80", 0.62
 """Of Hopper's peak that instructions of Ampere reach (arXiv:2402.13499), as FlashAttention-2 has them:
 PyTorch's attention."""
 _IN_PROGRAM: Final = 0.1
@@ -480,7 +480,7 @@ class FittedCost(CostModel):
         if sheet.generation != "hopper":
             return self.fits
         peak = {dtype: _AMPERE_SHARE * rate for dtype, rate in sheet.peak.items()}
-        return KernelFits(replace(sheet, peak=peak), "a100-sxm-80", self.fits.measured)
+        return KernelFits(replace(sheet, name=_AMPERE, peak=peak), _AMPERE, self.fits.measured)
 
     def kernels(self, graph: Graph) -> Iterator[tuple[int, MeasuredKernel | str]]:
         """Yield each op with the kernel of a table that it is, of no time yet, or else with what it is."""

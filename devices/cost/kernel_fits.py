@@ -28,7 +28,7 @@ from devices.cost.general_kernels import GENERAL_DEMANDS
 from devices.cost.kernel_model import ELEMENT_BYTES, Family, Model, Sheet, shift_model
 from devices.cost.language_kernels import LANGUAGE_DEMANDS
 from devices.describe.dtypes import DTYPES
-from devices.presets import yaml_beside
+from devices.presets import device_preset, yaml_beside
 from sim.base.arrays import FloatArray
 from sim.base.errors import InputError
 
@@ -210,8 +210,10 @@ class KernelFits:
         generation = LENDERS["half_rate"] if halved else str(self.sheet.generation)
         small = self.like in LENDERS["small_memory"]
         small |= not self.like and self.sheet.dram_bytes_per_s < _LEAST_HBM
-        near = [(self.like, 0.0)]
-        near += [(other, CHIP_WIDTH) for other in LENDERS["same_chip"].get(self.like, ())]
+        lent = _lent_width(self.like, self.sheet)
+        chip = float(np.hypot(lent, CHIP_WIDTH))
+        near = [(self.like, lent)]
+        near += [(other, chip) for other in LENDERS["same_chip"].get(self.like, ())]
         if self.like in LENDERS["same_host"]:
             near.append((LENDERS["same_host"][self.like], HOST_WIDTH))
         general = ("unmeasured_gddr" if small else "unmeasured_hbm", "unmeasured")
@@ -225,3 +227,14 @@ class KernelFits:
             pooled = GENERATIONS[generation] in GENERATIONS
             near.append((GENERATIONS[generation], 0.0 if pooled else GENERATION_WIDTH))
         return near, [(name, NEAREST_WIDTH) for name in others]
+
+
+def _lent_width(like: str, sheet: Sheet) -> float:
+    """Return what the fits of another GPU, named in place of a GPU's own, add to the half width."""
+    if like in ("", sheet.name, sheet.generation) or like.startswith("unmeasured"):
+        return 0.0
+    if like in LENDERS["same_chip"].get(sheet.name, ()):
+        return CHIP_WIDTH
+    generation = like if like in GENERATIONS else device_preset(like)["generation"]
+    same = GENERATIONS.get(generation, generation) == GENERATIONS.get(sheet.generation, sheet.generation)
+    return GENERATION_WIDTH if same else NEAREST_WIDTH

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernel_kinds import CASES, HEADS, PLAIN, ROWS, every_kind
 
 from devices.cost import FittedCost, load_fits
-from devices.cost.kernel_fits import KernelFits
+from devices.cost.kernel_fits import KernelFits, read_fits
 from devices.machine import make_device
 from devices.presets import device_preset
 from sim import Device, GraphBuilder
@@ -55,6 +55,23 @@ def test_a_program_adds_to_what_a_table_is_off() -> None:
     [alone] = fits.predict("products", "bf16", m=4096, n=4096, k=4096)[1]
     [inside] = FittedCost(fits).spread(b.build(), AT)
     assert inside == pytest.approx(np.hypot(alone, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "like", "added"),
+    [
+        ("l40s", "l40s", 0),
+        ("l4", "l40s", 0.13),
+        ("l4", "hopper", 0.55),
+        ("h100-pcie", "hopper", 0),
+        ("a100-pcie-80", "a100-sxm-80", 0.06),
+        ("gb300", "b200-sxm", 0.13),
+    ],
+)
+def test_the_fits_of_another_gpu_are_less_sure(gpu: str, like: str, added: float) -> None:
+    model = KernelFits(load_fits(gpu).sheet, like).model("products", "bf16")
+    own = read_fits(like)["products bf16"]["spread"]
+    assert model.spread == pytest.approx(np.hypot(own, added))
 
 
 def test_a_graph_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
