@@ -8,7 +8,8 @@ A key that is read and then ignored would mislead the reader of the scenario abo
 Where a key is written decides in which runs it must have an effect. A key of the file: in the scenario's own
 run or in an entry of ``compare``; one in the ``set:`` of an entry: in that entry; one of ``--set``: in that
 run. Once ``--set`` has changed a scenario, the keys of its file are not checked. Values tried by
-``--vary`` are never checked, because a sweep may pass points at which a key means nothing. Nor are presets.
+``--vary`` are never checked, because a sweep may pass points at which a key means nothing. Nor are presets,
+and keys of a file that the scenario extends: other scenarios may need them.
 """
 
 from __future__ import annotations
@@ -331,7 +332,8 @@ def keys_without_effect(case: Case) -> Iterator[tuple[Loc, Rule]]:
                 continue  # another entry's
             place = document.place(loc)
             in_file = not place.source.startswith("--")
-            if (document.changed and in_file) or place.source.startswith("--vary"):
+            other_file = place.source != document.root.place.source
+            if (in_file and (document.changed or other_file)) or place.source.startswith("--vary"):
                 continue
             everybodys = in_file and loc[0] != "compare" and place == base.place(loc)
             asked = chain([case], _others(case) if everybodys else ())

@@ -549,6 +549,16 @@ def test_a_key_that_an_entry_sets_has_to_count_there(tmp_path: Path) -> None:
         run_scenario(scenario, "x")
 
 
+def test_a_key_of_a_file_that_a_scenario_extends_is_let_be(tmp_path: Path) -> None:
+    write(tmp_path, on("kind: gpu, copy_engines: 1"), "base.yaml")
+    job_of(load_scenario(write(tmp_path, "extends: base.yaml")).case())
+    own = "extends: base.yaml\nmachine: {devices: {d: {copy_engines: 2}}}"
+    with pytest.raises(
+        ScenarioError, match=r"s\.yaml:2:39: machine\.devices\.d\.copy_engines: has no effect"
+    ):
+        job_of(load_scenario(write(tmp_path, own)).case())
+
+
 def test_settings(tmp_path: Path) -> None:
     path = write(tmp_path, on("kind: gpu, copy_engines: 1", LINKED))
     key = "machine.devices.d.copy_engines"

@@ -94,11 +94,6 @@ def test_a_chain_in_several_folders(tmp_path: Path) -> None:
         ("policy: {name: tfrt, runs: in-turn}", BASE, "s.yaml:2:28: policy.runs: has no effect"),
         (
             "seed: 1",
-            f"{BASE}policy: {{name: tfrt, runs: in-turn}}",
-            "base.yaml:9:28: policy.runs: has no effect",
-        ),
-        (
-            "seed: 1",
             f"{BASE}extends: s.yaml",
             "base.yaml:9:10: extends: a scenario cannot extend itself: s.yaml",
         ),
