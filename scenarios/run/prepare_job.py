@@ -149,6 +149,7 @@ class Jobs:
         self.case = case
         self.checked = False
         self.last: Job | None = None
+        self.compiled: tuple[Graph, Placement | None, Machine] | None = None
 
     def __call__(self, seed: int | None = None) -> Job:
         """Return the job for a seed, by default the scenario's; raises as `job_of` does."""
@@ -200,7 +201,7 @@ class Jobs:
     def _make(self, seed: int) -> Job:
         scenario, decisions = self.case.scenario, self.case.decisions
         content = scenario.content
-        graph, placement, machine = self._compiled
+        graph, placement, machine = self._compiled(seed)
         return make_job(
             graph,
             machine,
@@ -219,11 +220,13 @@ class Jobs:
         fields = self.case.scenario.content.noise
         return None if fields is None else fields.noise(machine.positions)
 
-    @cached_property
-    def _compiled(self) -> tuple[Graph, Placement | None, Machine]:
-        scenario, work = self.case.scenario, self.case.work
+    def _compiled(self, seed: int) -> tuple[Graph, Placement | None, Machine]:
+        scenario, work, decisions = self.case.scenario, self.case.work, self.case.decisions
+        by_seed = decisions.compile and decisions.knowledge == "estimate"  # where a partition is placed by it
+        if self.compiled is not None and not by_seed:
+            return self.compiled
         content = scenario.content
-        graph, placement, machine = _compile(self.case)
+        graph, _, machine = self.compiled = _compile(self.case, seed)
         tasks = content.iterations * len(graph)
         if tasks > MOST_TASKS:
             message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
@@ -237,7 +240,7 @@ class Jobs:
             if not _same(scenario.checked.get("words"), (work.graph,)):
                 warn_of_contradictions(work.graph)
             scenario.checked["words"] = work.graph, machine
-        return graph, placement, machine
+        return self.compiled
 
     def _check(self, job: Job) -> None:
         case = self.case
@@ -280,14 +283,14 @@ def _same(known: Any, things: Sequence[object]) -> bool:
     return known is not None and all(one is other for one, other in zip(known, things, strict=False))
 
 
-def _compile(case: Case) -> tuple[Graph, Placement | None, Machine]:
+def _compile(case: Case, seed: int) -> tuple[Graph, Placement | None, Machine]:
     """Return the graph that runs, the placement still to be made, and the machine, with ranks folded."""
     work, decisions, document = case.work, case.decisions, case.scenario.document
     if not decisions.compile and case.scenario.content.fold is not True:
         return work.graph, decisions.placement, work.machine
     from scenarios.run.rewriting import compile_graph
 
-    graph, placement, machine = compile_graph(case)
+    graph, placement, machine = compile_graph(case, seed)
     if case.scenario.content.fold is True and machine.folding is None:
         message = "there are no ranks to fold: give policy.compile a rewrite that makes some, as ddp or fsdp2"
         if work.graph.device_facts:

@@ -34,8 +34,10 @@ from sim.job.job import Placement
 from sim.machine.machine import Machine
 
 
-def compile_graph(case: Case) -> tuple[Graph, Placement | None, Machine]:
+def compile_graph(case: Case, seed: int) -> tuple[Graph, Placement | None, Machine]:
     """Apply the steps in order; return the graph that runs, the placement still to be made, and the machine.
+
+    Estimates that a placement may know are drawn by `seed`.
 
     Raises
     ------
@@ -68,7 +70,7 @@ def compile_graph(case: Case) -> tuple[Graph, Placement | None, Machine]:
                     placement=placement,
                     knowledge=case.decisions.knowledge,
                     estimate_error=case.decisions.estimate_error,
-                    seed=case.scenario.content.seed,
+                    seed=seed,
                     may_fail=False,
                 )
                 graph, placement = pin_ops(graph, machine, job.device_of), None

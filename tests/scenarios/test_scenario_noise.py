@@ -107,7 +107,7 @@ def test_repeats_are_the_runs_of_the_next_seeds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("knowledge", ["exact", "mean", "estimate", "none"])
-@pytest.mark.parametrize("placement", ["heft", "round-robin"])
+@pytest.mark.parametrize("placement", ["heft", "round-robin", "heft, compile: [partition]"])
 def test_what_a_seed_leaves_alone_is_taken_over(tmp_path: Path, knowledge: str, placement: str) -> None:
     """Costs and placement are worked out once, unless estimates are drawn; runs are those of each seed."""
     path = tmp_path / "s.yaml"
