@@ -397,6 +397,8 @@ class End:
         self.last = [-1] * schedule.ranks
         self.reduced: dict[tuple[int, int], list[int]] = {}
         """(rank, stage) → ops after which its gradients are complete."""
+        self.updates = dict[tuple[int, int], list[int]]()
+        """(rank, stage) → its optimizer step, which gathers of the next iteration follow."""
         self.resident = {
             (rank, stage): self._resident(builder, rank, stage)
             for rank in range(schedule.ranks)
@@ -462,7 +464,8 @@ class End:
 
     def gather(self, rank: int, stage: int) -> list[int]:
         """Gather the parameters of a stage, bucket by bucket."""
-        return [self._message(rank, stage, (), piece, gather=True) for piece in range(self.pieces)]
+        after = self.updates[rank, stage] = []
+        return [self._message(rank, stage, after, piece, gather=True) for piece in range(self.pieces)]
 
     def step(self, rank: int, stage: int, k: int) -> None:
         """Update the weights of a stage after its backward (PipeDream)."""
@@ -486,7 +489,9 @@ class End:
         for (rank, stage), ops in self.reduced.items():
             after = (*ops, synchronised[rank]) if synchronised else tuple(ops)
             op = self._optimizer(rank, stage, after, f"optimizer of stage {stage} on {self.devices[rank]}")
-            if self.gathers and not around.overlap:
+            if self.gathers and around.overlap:
+                self.updates[rank, stage].append(op)
+            elif self.gathers:
                 self._message(rank, stage, (op,), gather=True)
 
     def _optimizer(self, rank: int, stage: int, after: Sequence[int], name: str, k: int = UNSET) -> int:

@@ -308,7 +308,7 @@ class PipelineWriter:
         op, tensor = _inverse(order), _inverse(put.indices)  # new number of each op and tensor
         sorts, sort = distinct_rows(inside, (phase == code[BESIDE]).astype(np.int64))
         shared = [self._attributes(*each) for each in sorts]
-        names = [*names, *more]
+        names, waits = [*names, *more], _renumber(after.take(order), op)
         self.builder.extend(
             [names[at] for at in order.tolist()],
             kind=([*code], kind),
@@ -316,7 +316,9 @@ class PipelineWriter:
             outputs=outputs.take(order),
             duration_ns=ns,
             device=(self.devices, rank),
-            after=_renumber(after.take(order), op),
+            after=waits,
+            # What is written later is of the iteration before
+            after_distance=(waits.indices > waits.rows()).astype(np.int64),
             stage=stage,
             micro_batch=k,
             phase=([*code], phase),

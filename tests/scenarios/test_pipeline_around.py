@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runner import sim
@@ -180,8 +181,8 @@ def test_parameters_are_gathered_beside_the_first_forward_in_buckets() -> None:
     schedule = generate("1f1b", ranks=2, micro_batches=2)
     around = Around(all_reduce_ns=(4, 4), all_gather_ns=(4, 4), optimizer_ns=(1, 1), buckets=2)
     graph = pipeline_graph(schedule, stages, around=around)
-    streams = CommunicationStream()
-    trace = simulate(graph, plain_machine(2, streams=2), InOrder(), streams=streams, linearize=AsWritten())
+    how: dict[str, Any] = {"streams": CommunicationStream(), "linearize": AsWritten()}
+    trace = simulate(graph, plain_machine(2, streams=2), InOrder(), **how)
     tasks, names = trace.tasks, graph.op_names
     columns = (tasks[name].tolist() for name in ("op", "start_ns", "end_ns"))
     span = {names[op]: (start, end) for op, start, end in zip(*columns, strict=True)}
@@ -192,6 +193,8 @@ def test_parameters_are_gathered_beside_the_first_forward_in_buckets() -> None:
     assert span["0F1"] == (12, 22)
     # the last backward ends at 92, the second bucket of its gradients 2 ns later, the optimizer 1 ns later
     assert trace.makespan_ns == 95
+    # the next step gathers what the optimizer has updated
+    assert simulate(graph, plain_machine(2, streams=2), InOrder(), iterations=2, **how).makespan_ns == 190
     behind = pipeline_graph(schedule, stages, around=replace(around, overlap=False))
     after = simulate(behind, plain_machine(2), InOrder(), linearize=AsWritten())
     assert after.makespan_ns == 90 + 4 + 1 + 4

@@ -38,6 +38,7 @@ from sim.base.arrays import UNSET
 from sim.base.intervals import Cover, union
 from sim.base.units import round_half_up
 from sim.explain.communication import INSIDE
+from sim.graph.builder import Ref
 from sim.trace import Trace
 
 # ----------------------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class StepWriter(ABC):
         name: str,
         kind: str,
         ns: float,
-        after: Sequence[int],
+        after: Sequence[Ref],
         phase: str,
         inside: float = 0.0,
         *,
@@ -133,7 +134,7 @@ class StepWriter(ABC):
         ns, inside = of.spent.ns + slower, of.spent.exposed + slower
         return self.op(of.name, of.kind, ns, after, phase, inside, reads=reads, outputs=of.outputs)
 
-    def gather(self, name: str, elements: int, after: Sequence[int], experts: int = 0) -> int:
+    def gather(self, name: str, elements: int, after: Sequence[Ref], experts: int = 0) -> int:
         """Gather parameters: `elements` of them, and `experts` of experts."""
         wide = elements if name.startswith(ROOT) else 0
         whole = (self.of.gathered_bytes(elements, wide) + self.of.gathered_bytes(experts),)
@@ -258,8 +259,8 @@ class _FsdpWriter(StepWriter):
         self.windows = _windows([*self.parameters][:-1], len(self.offloaded))
         """The last layer of each window → the number of the window and of the layer copied in it."""
         self.beside = self.passing()
-        self.before: tuple[int, ...] = ()
-        """The last block of the previous micro-batch."""
+        self.before: tuple[Ref, ...] = (("optimizer.-1", 1),)
+        """The last block of the previous micro-batch; at first, the optimizer of the iteration before."""
         self.hold()
 
     def layer(self, name: str, unit: CheckpointUnit) -> None:
@@ -325,7 +326,7 @@ class _FsdpWriter(StepWriter):
                 copied = {}
         self.before = done[self.order.blocks]
 
-    def copy(self, way: str, window: int, kept: dict[str, int], after: Sequence[int]) -> int:
+    def copy(self, way: str, window: int, kept: dict[str, int], after: Sequence[Ref]) -> int:
         """Copy a layer's saved data to the host, or back."""
         name = self.offloaded[window]
         nbytes = self.block["F", name].outputs[2]
