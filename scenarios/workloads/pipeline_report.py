@@ -356,8 +356,10 @@ def _micro_batch(trace: Trace, device: int, at_ns: int) -> int:
 def _of_inference(trace: Trace) -> dict[str, Any]:
     """Return the throughput of a pipeline in micro-batches per second, and their latency."""
     graph, ops = trace.job.graph, trace.tasks["op"]
-    k, first, last = graph.micro_batch[ops], trace.tasks["start_ns"], trace.tasks["end_ns"]
-    count = int(k.max()) + 1
+    first, last, of_step = trace.tasks["start_ns"], trace.tasks["end_ns"], graph.micro_batch[ops]
+    each = int(of_step.max()) + 1
+    k = np.where(of_step >= 0, trace.tasks["iteration"] * each + of_step, UNSET)
+    count = each * trace.job.iterations
     enters, leaves = np.full(count, trace.makespan_ns), np.zeros(count, np.int64)
     np.minimum.at(enters, k[k >= 0], first[k >= 0])
     np.maximum.at(leaves, k[k >= 0], last[k >= 0])

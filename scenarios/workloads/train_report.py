@@ -83,16 +83,17 @@ def train_report(
 ) -> dict[str, Any]:
     """Return the key ``train`` of the summary of a run whose `step_interval` is `sure`."""
     peaks = peaks_of(training, trace)
-    step, layout = trace.makespan_ns, training.layout
+    n, layout = trace.job.iterations, training.layout
+    step = trace.makespan_ns // n
     seconds = step / NS_PER_S
     capacity, most = training.memory, max(peak["peak_bytes"] for peak in peaks)
     times = _times(trace, training, schedule)
     messages = exposed_communication(DerivedColumns(trace)).values()
-    exposed = max((sum(parts.values()) for parts in messages), default=0)
+    exposed = max((sum(parts.values()) for parts in messages), default=0) // n
     load = training.work.load if training.model.experts else None
     return {
         "step_ns": step,
-        **{key: None if sure is None else sure[key] for key in ("low_ns", "high_ns")},
+        **{key: None if sure is None else sure[key] // n for key in ("low_ns", "high_ns")},
         "tokens_per_s": training.tokens / seconds,
         "tokens_per_s_per_gpu": training.tokens / seconds / layout.ranks,
         "samples_per_s": training.batch / seconds,
@@ -270,7 +271,7 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
 
     `hidden` overlaps the others; the rest add up to the step.
     """
-    graph, tasks = trace.job.graph, trace.tasks
+    graph, tasks, n = trace.job.graph, trace.tasks, trace.job.iterations
     kind = [graph.kinds[code] for code in graph.kind_code[tasks["op"]].tolist()]
     message = np.isin(kind, _MESSAGES)
     optimizer = np.array(kind) == "optimizer"
@@ -283,7 +284,7 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
         slots = Spent()
         for stage in schedule.stages_of(rank):
             slots = slots.plus(training.each_stage[stage].forward).plus(training.each_stage[stage].backward)
-        m = training.micro_batches
+        m = n * training.micro_batches
         launched = () if training.cuda_graph == FULL_ITERATION else ("host",)
         quantizing = ("quantizing",) if slots.quantizing else ()
         parts = ("products", "attention", "passes", *quantizing, *launched)
@@ -294,16 +295,11 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
         kernels = {part: round(ns * longer) for part, ns in planned.items()}
         kernels["products"] += ran - sum(kernels.values())
         sent = int((tasks["end_ns"] - tasks["start_ns"])[mine & message].sum())
-        found.append(
-            {
-                **kernels,
-                "exposed_in_layers": exposed,
-                "exposed_around": busy - computes,
-                "optimizer": steps,
-                "waits": trace.makespan_ns - busy,
-                "hidden": round(m * slots.hidden) + max(0, sent - (busy - computes)),
-            }
-        )
+        rest = {"exposed_in_layers": exposed, "exposed_around": busy - computes, "optimizer": steps}
+        of = {part: ns // n for part, ns in (kernels | rest).items()}
+        of["waits"] = trace.makespan_ns // n - sum(of.values())
+        of["hidden"] = (round(m * slots.hidden) + max(0, sent - (busy - computes))) // n
+        found.append(of)
     return found
 
 

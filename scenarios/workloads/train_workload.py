@@ -366,7 +366,8 @@ class Train(Workload):
             return {**PipelineOnDevices(schedule, training.pipeline_stages, names).report(trace), **told}
 
         def fits(trace: Trace, advise: bool) -> None:
-            check_fits(training, peaks_of(training, trace), trace.makespan_ns if advise else None)
+            step = trace.makespan_ns // trace.job.iterations
+            check_fits(training, peaks_of(training, trace), step if advise else None)
 
         return Work(graph, devices, report, fits)
 

@@ -108,6 +108,9 @@ policy: forward-only
     found = block(run(tmp_path, text=text))
     assert (found["makespan_ns"], found["latency_ns"]) == (59, {"median": 32, "max": 59 - 21})
     assert found["micro_batches_per_s"] == pytest.approx(4e9 / 59)
+    twice = block(run(tmp_path, "iterations=2", text=text))
+    assert (twice["makespan_ns"], twice["latency_ns"]) == (7 + 8 * 13, {"median": 44, "max": 111 - 49})
+    assert twice["micro_batches_per_s"] == pytest.approx(8e9 / 111)
     assert found["memory_bytes"] == [
         {"parameters": 10, "buffers": 3, "working": 2},
         {"parameters": 20, "working": 1},

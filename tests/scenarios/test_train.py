@@ -525,6 +525,22 @@ def test_parts_of_the_step_add_up(tmp_path: Path) -> None:
         assert told["fits"]
 
 
+@pytest.mark.parametrize("sharding", ["zero-1", "fsdp"])
+def test_two_steps_are_twice_one_and_told_as_one(sharding: str, tmp_path: Path) -> None:
+    """The second step gathers parameters when the first has updated them."""
+    sets = [f"workload.train.parallel={{dp: 16, sharding: {sharding}}}", "workload.train.overlap=true"]
+    one, two = (
+        json.loads(run(tmp_path, "--json", *(f"--set={each}" for each in (*sets, f"iterations={n}")))[1])
+        for n in (1, 2)
+    )
+    assert two["makespan_ns"] == 2 * one["makespan_ns"]
+    assert [two["train"][key] for key in ("step_ns", "mfu")] == [
+        one["train"][key] for key in ("step_ns", "mfu")
+    ]
+    parts = two["train"]["ranks"][0]["time_ns"]
+    assert parts == pytest.approx(one["train"]["ranks"][0]["time_ns"], abs=9)
+
+
 def test_a_slow_rank_is_slow_in_all_its_parts(tmp_path: Path) -> None:
     parts = ("products", "attention", "passes", "exposed_in_layers", "optimizer")
     usual, slow = (
