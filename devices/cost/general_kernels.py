@@ -89,9 +89,9 @@ def _product(
     s: Sizes, sheet: Sheet, dtype: str, shapes: Mapping[str, list[tuple[int, int]]], linear: bool
 ) -> KernelWork:
     """Return what out[batch, m, n] = sum over k of a * b asks: a column a tile. With weights stored as (n, k)
-    again with k cut, and operands are loaded in pieces of 32 bytes.
+    again with k cut, and operands are loaded in pieces of 32 bytes. It computes for `times` as long.
     """
-    batch, m, n, k = (column[:, None] for column in columns(s, "batch m n k"))
+    batch, m, n, k, times = (column[:, None] for column in columns(s, "batch m n k times", times=1))
     width = ELEMENT_BYTES[dtype]
     tile_n, tile_m = np.array(shapes.get(sheet.generation, shapes["newer"]), float).T[:, None, :]
     tiles = batch * np.ceil(n / tile_n) * np.ceil(m / tile_m)
@@ -117,7 +117,7 @@ def _product(
     part_k = np.ceil(k / parts / 8) * 8
     out, deep = batch * m * n * width, tiles * parts * part_k
     return KernelWork(
-        flops=2 * tile_n * tile_m * _load_inflation(tile_n, tile_m) * _issue_factor(sheet) * deep,
+        flops=2 * tile_n * tile_m * _load_inflation(tile_n, tile_m) * _issue_factor(sheet) * deep * times,
         dram_bytes=(batch * (m + n) * k * width + out)[:, 0],
         load_bytes=(tile_n + tile_m) * width * deep,
         missed_bytes=missed,
@@ -133,6 +133,32 @@ batched_work: Final[Work] = partial(_product, shapes=_BATCHED_TILES, linear=Fals
 """Of a batched product, or of one whose weights are stored as (k, n): the library's other kernels."""
 linear_work: Final[Work] = partial(_product, shapes=_LINEAR_TILES, linear=True)
 """Of a linear layer, its weights stored as (n, k)."""
+
+
+def library_kernels(
+    kind: str, given: Sequence[Mapping[str, Any]], generation: str
+) -> tuple[BoolArray, FloatArray]:
+    """Return which products take the kernels of linear layers, and how many times as long others take.
+
+    On Pascal the first are cublasLt's, which PyTorch calls for the sake of a bias: GPT-2's vocabulary, which
+    has none, is 1 % (P100) and 6 % off (P4) as cuBLAS's product. With weights stored as (k, n) and a bias,
+    cublasLt's tile beside cuBLAS's says 1.13 times: GPT-2's take 1.14 (P100) and 1.15 times (P4).
+    """
+    stored = np.array([kind == "linear" or bool(each.get("transposed")) for each in given], bool)
+    bias = [not kind.endswith("_grad") and _adds_bias(each) for each in given]
+    if generation != "pascal":
+        return stored, np.ones(len(given))
+    slower = _load_inflation(*_LINEAR_TILES["pascal"][0]) / _load_inflation(*_BATCHED_TILES["pascal"][0])
+    return stored & [each is not False for each in bias], np.where([each is True for each in bias], slower, 1)
+
+
+def _adds_bias(op: Mapping[str, Any]) -> bool | None:
+    """Return whether PyTorch's operator of a product adds a bias; None where nobody says."""
+    name = re.split(r"::|\.", str(op.get("operator") or op.get("aten") or ""))[1:2]
+    if name == ["linear"] and "arguments" in op:
+        return [*op["arguments"]][2:3] == ["tensor"]
+    return {"addmm": True, "mm": False}.get("".join(name))
+
 
 # ---- what memory bounds: elementwise, softmax, norms -------------------------------------------------------
 

@@ -34,6 +34,7 @@ from devices.cost.general_kernels import (
     implicit_product,
     is_eager,
     layout_conversions,
+    library_kernels,
 )
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel
 from devices.cost.kernel_model import ELEMENT_BYTES, ON_VECTOR_UNITS, Sheet, Sizes, product_of, take
@@ -177,14 +178,11 @@ def _as_product(
     asks = [KernelAsk(rows & by_memory, "elementwise", moved, width)]
     if tensor:
         return [*asks, KernelAsk(rows & ~by_memory, "products", sizes, width)]
-    stored = np.array([ops.kind == "linear" or bool(each.get("transposed")) for each in ops.attributes], bool)
+    stored, longer = library_kernels(ops.kind, ops.attributes, sheet.generation)
     few = m * n < _TILE * sheet.sms  # these cut k as linear layers do, or leave SMs idle
     linear = (batch == 1) & (stored | few | (width > 0))
-    return [
-        *asks,
-        KernelAsk(rows & ~by_memory & ~linear, "bmm", sizes, width),
-        KernelAsk(rows & ~by_memory & linear, "linear", sizes, width),
-    ]
+    asks.append(KernelAsk(rows & ~by_memory & ~linear, "bmm", {**sizes, "times": longer}, width))
+    return [*asks, KernelAsk(rows & ~by_memory & linear, "linear", sizes, width)]
 
 
 def _by_flops(ops: Ops, sheet: Sheet, rows: BoolArray) -> list[KernelAsk]:

@@ -85,7 +85,8 @@ def _op(row: Any, training: bool) -> _Op | None:
             return _Op("embedding", {}, written, written)
         if name == "activation":
             return _Op("tanh", {}, read, written)
-        made = {"m": sizes[0] // width, "n": out[-1], "k": width, "transposed": True}
+        operator = f"aten::{'mm' if name == 'lm_head' else 'addmm'}"
+        made = {"m": sizes[0] // width, "n": out[-1], "k": width, "transposed": True, "operator": operator}
         return _Op("matmul", made, read + WIDTH * width * out[-1], written)
     name = str(row.target).split("method ")[-1].split("function ")[-1].split()[0].rstrip(">")
     kind = _FUNCTIONS.get(name, name)
@@ -95,6 +96,7 @@ def _op(row: Any, training: bool) -> _Op | None:
     if kind == "matmul":
         left, right = inputs[-2:]
         sized = {"m": left[-2], "n": right[-1], "k": left[-1], "batch": prod(left[:-2])}
+        sized["operator"] = f"aten::{name}"
     elif kind == "softmax":
         sized = {"rows": sizes[0] // width, "columns": width}
     return _Op(kind, sized, read, written)

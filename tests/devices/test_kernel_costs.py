@@ -26,6 +26,7 @@ from studies.kernels.tables import Table, general_tables, language_tables
 
 GPUS = [n for n in plugins.names("sim.devices") if device_preset(n).get("kind") == "gpu"]
 AT = Device("gpu0")
+BARE = {"aten": "aten.linear.default", "arguments": ["tensor", "tensor"]}  # without a bias
 
 
 def ns_of(
@@ -157,6 +158,24 @@ def test_a_product_behind_quantizing_does_not_quantize(
     assert flat == alone
     assert 2 * m * n * k / alone / 1e3 == pytest.approx(best, rel=0.18)
     assert both > alone + quantize
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sizes", "ms"),
+    [
+        ("p100-pcie-16", {"n": 50257, "k": 1280, "transposed": True, "operator": "aten::mm"}, 62.7),
+        ("p100-pcie-16", {"n": 5120, "k": 1280, "operator": "aten::addmm"}, 261.1 / 36),
+        ("p100-pcie-16", {"n": 1280, "k": 5120, "aten": "aten.addmm.default"}, 263.1 / 36),
+        ("p4", {"n": 50257, "k": 1280, "transposed": True} | BARE, 139.0),
+        ("p4", {"n": 5120, "k": 1280, "operator": "aten::addmm"}, 603.6 / 36),
+        ("p4", {"n": 1280, "k": 5120, "operator": "aten::addmm"}, 576.9 / 36),
+    ],
+)
+def test_pascal_has_other_kernels_for_a_bias(gpu: str, sizes: dict[str, Any], ms: float) -> None:
+    """GPT-2's products of 4,096 rows as NeuSight recorded them, op by op."""
+    assert ns_of("matmul", "fp32", gpu, {"m": 4096, **sizes}) / 1e6 == pytest.approx(ms, rel=0.1)
+    gradients = [ns_of("matmul_grad", "fp32", gpu, {"m": 4096, **sizes} | says) for says in ({}, BARE)]
+    assert gradients[0] == gradients[1] > 0
 
 
 @pytest.mark.parametrize(("size", "best"), [(2048, 77.6), (8192, 94.9)])
