@@ -262,7 +262,10 @@ class Backward:
         """Pass ``dy`` to inputs, summed over broadcast axes, and negated for one of them."""
         for k, tensor in wanted:
             grad, size = dy, self.records.nbytes(tensor)
-            if size < self.records.nbytes(op.name):
+            of, all_bytes = self.records.producer(tensor), self.records.nbytes(op.name)
+            if of and size < all_bytes and elements(size, of.dtype) == elements(all_bytes, op.dtype):
+                grad = self.add(op, f"{op.name}/grad{k}_cast", "cast", [grad], (size,), phase="B").name
+            elif size < all_bytes:
                 kind = "bias_add_grad" if op.kind == "bias_add" else "reduce_sum"
                 grad = self._sum(op, f"grad{k}_sum", kind, [grad], tensor, "B")
             if k == negative:

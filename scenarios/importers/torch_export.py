@@ -15,11 +15,13 @@ batch size is that of the example inputs.
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
+from unittest import mock
 
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_costs import COSTS, op_arguments, without_formula
@@ -112,6 +114,8 @@ def kind_of(name: str, node: Any) -> str | None:
     """
     source = node.args[0].meta.get("val") if node.args and hasattr(node.args[0], "meta") else None
     strided = source is not None and not source.is_contiguous()
+    if name in ("reshape", "contiguous", "clone") and _joins_heads(node.args[0]):
+        return "identity"
     if name in ("reshape", "flatten") and strided and not _is_view(source, node.meta["val"].shape):
         return "transpose"
     if name in _VIEWS.split():
@@ -128,6 +132,12 @@ def kind_of(name: str, node: Any) -> str | None:
     if kind == "cast" and source is not None and source.dtype == node.meta["val"].dtype:
         return "identity"
     return kind if kind in COSTS else None
+
+
+def _joins_heads(node: Any) -> bool:
+    """Whether a node is attention's result by tokens, where its kernels on a GPU write heads side by side."""
+    by_token = node.op == "call_function" and operator_name(node.target) == "transpose"
+    return by_token and operator_name(node.args[0].target) == "scaled_dot_product_attention"
 
 
 def _is_view(source: Any, shape: Sequence[int]) -> bool:
@@ -284,14 +294,15 @@ def import_torch(
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"should be a torch.nn.Module, not {type(module).__name__}")
     name = type(module).__name__
+    given = module, tuple(inputs), dict(keywords or {})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch's warnings about its own internals,
-            warnings.filterwarnings("default", ".*Disabling autocast")  # that is the user's affair
-            program = torch.export.export(module, tuple(inputs), dict(keywords or {}))
-            parts = any(node.op == "get_attr" for node in program.graph.nodes)  # under autocast or no_grad
-            if parts or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-                program = program.run_decompositions({})  # inlines them, and writes casts as operators
+            warnings.filterwarnings("error", ".*Disabling autocast")  # but not that forward runs otherwise
+            try:
+                program = _exported(*given)
+            except UserWarning:
+                program = _exported_on_a_gpu(*given)
     except Exception as error:  # other people's code, traced by other people's code: whatever it raises
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{name} cannot be exported: {type(error).__name__}: {first}") from error
@@ -299,6 +310,34 @@ def import_torch(
     with in_file(name):
         graph = _build(program, name, stored)
     return dtypes.computed_in(dtype, graph)
+
+
+def _exported(module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    import torch
+
+    program = torch.export.export(module, inputs, keywords)
+    parts = any(node.op == "get_attr" for node in program.graph.nodes)  # under autocast or no_grad
+    if parts or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        program = program.run_decompositions({})  # inlines them, and writes casts as operators
+    return program
+
+
+def _exported_on_a_gpu(*given: Any) -> Any:
+    """Export a copy whose tensors, without content, are on a GPU that is not here: autocast is by device."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._pytree import tree_leaves
+
+    module, *inputs = given
+    moved: dict[int, Any] = {}
+    with FakeTensorMode():
+        for tensor in (*module.parameters(), *module.buffers(), *tree_leaves(inputs)):
+            if isinstance(tensor, torch.Tensor):
+                there = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+                moved[id(tensor)] = type(tensor)(there) if isinstance(tensor, torch.nn.Parameter) else there
+    no_gpu = mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False)
+    with no_gpu, mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True):
+        return _exported(*copy.deepcopy(given, moved))
 
 
 def _calls(program: Any) -> Iterator[Any]:
@@ -363,7 +402,7 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
                 dtype=_dtype(value, dtype),
             )
         read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
-        computing = [*read, *_values(node)]  # it computes in the type of what it reads, or else writes
+        computing = [*_values(node), *read]  # operands of several types are brought to that of the result
         refs[node] = builder.op(
             node.name,
             inputs=inputs,

@@ -112,7 +112,7 @@ def test_recurrent_layers() -> None:
 
 
 def test_autocast_casts() -> None:
-    """Within the forward or around the import; where there is no GPU, that of GPUs is off, which is said."""
+    """Within the forward or around the import."""
 
     def under(device):
         def forward(m, x):
@@ -129,8 +129,25 @@ def test_autocast_casts() -> None:
     assert [row[0] for row in rows(inside)] == ["cast"] * 3 + ["gemm", "mul"]
     assert inside.dtypes[inside.dtype_code[3]] == "bf16"
     if not torch.cuda.is_available():
-        with pytest.warns(UserWarning, match="Disabling autocast"):
-            assert rows(graph_of(under("cuda"), x, **parts))[0][0] == "gemm"
+        assert rows(graph_of(under("cuda"), x, **parts)) == rows(inside)
+
+
+def test_autocast_of_a_gpu_that_is_not_here() -> None:
+    """Norms and sums with what they read are in fp32; attention's heads lie side by side for its reader."""
+
+    def forward(m, x):
+        with torch.autocast("cuda"):
+            y = F.scaled_dot_product_attention(*[m.part(x).view(2, 8, 4, 16).transpose(1, 2)] * 3)
+            return m.norm(y.transpose(1, 2).reshape(x.shape) + x)
+
+    if torch.cuda.is_available():
+        pytest.skip("tensors on the host are not cast for a GPU that is here")
+    graph = graph_of(forward, torch.empty(2, 8, 64), part=nn.Linear(64, 64), norm=nn.LayerNorm(64))
+    moving = [op for op in range(len(graph)) if graph.bytes_read[op]]
+    kinds = [(graph.kind(op), graph.dtypes[graph.dtype_code[op]]) for op in moving]
+    products = [("gemm", "fp16"), ("attention", "fp16")]
+    assert kinds == [("cast", "fp16")] * 3 + products + [("add", "fp32"), ("layer_norm", "fp32")]
+    assert [*graph.external_names] == ["part.weight", "part.bias", "norm.weight", "norm.bias", "tensors_0"]
 
 
 @pytest.mark.parametrize("training", [True, False])

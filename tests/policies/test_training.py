@@ -335,6 +335,17 @@ def test_weights_in_fp32_that_are_cast_to_16_bits_need_no_copy(of_cast: str) -> 
     assert step.dtypes[int(step.dtype_code[update])] == "fp32"
 
 
+def test_gradients_of_a_sum_are_cast_to_the_types_of_its_operands() -> None:
+    """100 elements, one operand in 16 bits: half the bytes are no axis that was stretched."""
+    b = GraphBuilder("residual")
+    b.input("x", 200), b.parameter("w", 200), b.parameter("v", 400)
+    b.op("a", kind="mul", inputs=["x", "w"], outputs=200, flops=100, dtype="bf16")
+    b.op("s", kind="add", inputs=["a", "v"], outputs=400, flops=100, dtype="fp32")
+    step = TrainingRewrite().apply(b.build())
+    cast = step.index("s/grad0_cast")
+    assert (step.kind(cast), step.bytes_read[cast], step.bytes_written[cast]) == ("cast", 400, 200)
+
+
 @pytest.mark.parametrize("times", [2, 32])
 def test_a_larger_batch_is_what_the_importer_says(root: Path, times: int) -> None:
     path = root / "scenarios" / "examples" / "graphs" / "inception_v1.json.gz"
