@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from devices.machine import described_devices, make_machine
 from policies.issue.ready_queue import ReadyQueue
 from policies.streams import Recorded
 from sim import Graph, simulate
-from sim.base.arrays import UNSET, Codes, IntArray
+from sim.base.arrays import UNSET, Codes, Csr, IntArray, group_pairs
 from sim.base.errors import InputError
 from sim.base.plugins import NOWHERE, Origin
 from sim.trace import Trace
@@ -69,6 +69,28 @@ def _rank_of(device: str) -> int:
     """Return the number at the end of a device's name; devices of a rank share it and are grouped."""
     found = re.search(r"\d+$", device)
     return int(found[0]) if found else UNSET
+
+
+def with_threads_in_turn(graph: Graph) -> Graph:
+    """Return a recording to be repeated: a thread begins the next iteration when it has ended the last one.
+
+    Examples
+    --------
+    >>> from sim import GraphBuilder
+    >>> b = GraphBuilder("recorded")
+    >>> for name in "ab":
+    ...     _ = b.op(name, device="cpu", attributes={"thread": 7})
+    >>> again = with_threads_in_turn(b.build())
+    >>> again.after.lists(), again.after_distance.tolist()
+    ([[1], []], [1])
+    """
+    of_thread = graph.attribute("thread").items()
+    threads = group_pairs(((int(graph.pin_code[op]), thread), op) for op, thread in of_thread)
+    first, last = ([ops[at] for ops in threads.values()] for at in (0, -1))
+    rows, before = np.append(graph.after.rows(), first), np.append(graph.after.indices, last)
+    distance = np.append(graph.after_distance, np.ones(len(first), np.int64))
+    after, distances = (Csr.group(rows.astype(np.int64), of, len(graph)) for of in (before, distance))
+    return replace(graph, after=after, after_distance=distances.indices)
 
 
 def run_recorded(graph: Graph) -> Trace:

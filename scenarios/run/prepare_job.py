@@ -17,6 +17,7 @@ from policies.issue.loader_queues import refuse_undecided
 from scenarios.file.document import Document, Loc, dotted_path
 from scenarios.ops.attributes import check_attributes, read_attribute
 from scenarios.ops.op_costs import refuse_costless, warn_of_contradictions
+from scenarios.recorded.setup import with_threads_in_turn
 from scenarios.run.conditions import refuse_without_effect
 from scenarios.run.scenario import Case, Scenario
 from sim.base.arrays import MOST_TASKS, UNSET, BoolArray
@@ -201,7 +202,8 @@ class Jobs:
     def _make(self, seed: int) -> Job:
         scenario, decisions = self.case.scenario, self.case.decisions
         content = scenario.content
-        graph, placement, machine = self._compiled(seed)
+        graph, placement, machine = self._compile_work(seed)
+        graph = with_threads_in_turn(graph) if content.iterations > 1 else graph
         return make_job(
             graph,
             machine,
@@ -220,7 +222,7 @@ class Jobs:
         fields = self.case.scenario.content.noise
         return None if fields is None else fields.noise(machine.positions)
 
-    def _compiled(self, seed: int) -> tuple[Graph, Placement | None, Machine]:
+    def _compile_work(self, seed: int) -> tuple[Graph, Placement | None, Machine]:
         scenario, work, decisions = self.case.scenario, self.case.work, self.case.decisions
         by_seed = decisions.compile and decisions.knowledge == "estimate"  # where a partition is placed by it
         if self.compiled is not None and not by_seed:

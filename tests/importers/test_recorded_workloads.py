@@ -139,6 +139,14 @@ def test_streams_by_hand(tmp_path: Path, assignment: str, makespan_ns: int) -> N
     assert trace.makespan_ns == makespan_ns
 
 
+def test_a_recorded_program_that_runs_again_begins_when_it_has_ended(tmp_path: Path) -> None:
+    """A step of 167 us, which ends as its thread has waited for the GPU."""
+    examples = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
+    (tmp_path / "step.json").symlink_to(examples / "recordings" / "step.json")
+    path = write(tmp_path, "workload: {kineto: step.json}\niterations: 3\n")
+    assert run_scenario(load_scenario(path, allow_outside=True)).trace.makespan_ns == 3 * 167_000
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_recorded_kernels_that_share_sms_once_more_are_told(tmp_path: Path, told: bool) -> None:
     """Their durations were measured side by side already."""
