@@ -1,16 +1,20 @@
-"""Fusion: one kernel for ops and their only reader, where they can be computed together.
+"""Fusion: one kernel for ops that can be computed together.
 
 Two families of patterns::
 
     remapper      matmul or conv  + bias_add            (+ relu, relu6, elu, tanh, sigmoid, gelu)
                   conv            + batch_norm          (+ relu ...)
-    elementwise   any tree of elementwise ops
+    elementwise   any tree of elementwise ops; reductions (norms, softmax, sums) with what makes or takes
+                  their rows; an op that reads nothing else, whoever else reads the same
 
-The fused op keeps the name of the last op, does the work of all, and neither writes nor reads the tensors
-in between, which saves launch overhead and memory traffic. Each op in between must have one reader, on the
-same device, and nothing else may depend on it. ``torch.compile`` fuses elementwise ops alone: products and
-convolutions stay kernels of libraries, the latter in NHWC, whose bias (torch/_inductor/kernel/conv.py) the
-next kernel adds.
+        a ──┐               a ──┐ ┌─────────────┐ ┌─► norm            the sum leaves the kernel, too,
+        b ──┴► sum ─► norm  b ──┴─┤ sum and norm├─┴─► sum ─► ...      if others read it
+
+The fused op keeps the name of the last op, does the work of all, and neither reads the tensors in between
+nor writes those that only it reads, which saves launch overhead and memory traffic. All are on the same
+device; no op waits for more, but those that read what leaves besides the last tensor. Views are index
+arithmetic. ``torch.compile`` fuses elementwise: products and convolutions stay kernels of libraries, the
+latter in NHWC, whose bias (torch/_inductor/kernel/conv.py) the next kernel adds.
 
 Source of the patterns: tensorflow/core/grappler/optimizers/remapper.cc.
 """
@@ -18,8 +22,8 @@ Source of the patterns: tensorflow/core/grappler/optimizers/remapper.cc.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from policies.option_checks import one_of
 from policies.rewrite.records import OpEntry, Records, read, write
@@ -31,9 +35,30 @@ ACTIVATIONS: Final = frozenset({"relu", "relu6", "elu", "tanh", "sigmoid", "gelu
 ELEMENTWISE: Final = ACTIVATIONS | {
     "add", "sub", "mul", "div", "bias_add", "batch_norm", "exp", "sqrt", "rsqrt", "neg", "square",
     "cast", "scale", "maximum", "minimum", "dropout", "erf", "silu", "hard_swish", "mish", "softplus", "log",
-    "abs", "pow", "reciprocal", "clip", "where",
+    "abs", "pow", "reciprocal", "clip", "where", "hard_sigmoid", "elu", "sin", "cos", "addcmul",
+    "copy", "transpose", "concat", "pad", "slice", "tile", "reverse",
 }  # fmt: skip
+REDUCTIONS: Final = frozenset({
+    "softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "instance_norm", "linalg_vector_norm",
+    "reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "reduce_l1", "reduce_l2",
+})  # fmt: skip
+"""Kinds that sum rows: computed with what makes these, and with what takes as many numbers as they write."""
+JOINS: Final = ELEMENTWISE | REDUCTIONS
+STARTS: Final = frozenset({"gather", "max_pool", "average_pool", "resize"})
+"""Kinds computed with their readers only, as each number reads several, or others than its neighbour."""
 PRODUCTS: Final = frozenset({"matmul", "gemm", "conv"})
+_OTHER_SIZE: Final = 4
+"""How many times as many bytes are another number of elements, and not other types of them."""
+
+
+@dataclass(eq=False)
+class _Kernel:
+    """Ops that are computed together, in topological order."""
+
+    ops: list[OpEntry]
+    reads: int  # of their tensors by others
+    stays: bool  # the last one is fetched or followed
+    rows: set[Any]  # numbers in each that a reduction sums, or its name
 
 
 class Fusion:
@@ -56,41 +81,93 @@ class Fusion:
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with fused ops, whose attribute ``fused`` lists the kinds in them."""
         records = read(graph)
-        followed = {name for record in records.ops.values() for name, _ in record.after}  # these stay
         place = {record.name: k for k, record in enumerate(records.in_order(graph))}
-        readers = records.readers()
-        alone = {name for name, row in readers.items() if len(row) == 1 and name not in followed}
-        chains: dict[str, list[OpEntry]] = {}  # by the last op; each other op is read only by a later one
+        readers, followers = records.readers(), records.followers()
+        read_all = {tensor for record in records.ops.values() for tensor in record.reads}
+        kernels, views = dict[str, _Kernel](), dict[str, str]()
         for name in place:
-            record, chain = records.ops[name], list[OpEntry]()
-            if not _feeds_itself(record, records, place):
-                for tensor, distance in record.inputs:
-                    if tensor in alone and not distance and self._fits(chain, chains.get(tensor, ()), record):
-                        chain += chains.pop(tensor)
-            chain.append(record)
-            chains[name] = chain
-        for chain in chains.values():
-            *gone, last = chain
-            if gone:
-                records.ops[last.name] = _fuse(chain)
-            elif last.kind.startswith("conv"):  # alone, but in the layout that the compiler wants
-                last.attributes["fused"] = _kinds(last)
-            for record in gone:
-                del records.ops[record.name]
+            record, users = records.ops[name], len(readers[name])
+            sources: dict[_Kernel, list[str]] = {}
+            for tensor, distance in record.inputs:
+                maker = records.producer(tensor)
+                if maker is not None and maker.name in kernels and not distance:
+                    sources.setdefault(kernels[maker.name], []).append(tensor)
+            rows = {record.attributes.get("columns", name) for kind in _kinds(record) if kind in REDUCTIONS}
+            stays = not users or bool(followers[name]) or not read_all.isdisjoint(record.tensors[1:])
+            kernel = _Kernel([record], users, stays, rows)
+            elsewhere = any(source.ops[-1].device != record.device for source in sources)
+            if self.patterns != "remapper" and _is_view(record) and not stays and not elsewhere:
+                views[name] = views.get(record.reads[0], record.reads[0])
+                for source in sources:  # none, if it shows a parameter
+                    kernels[name] = source
+                    source.reads += users - 1
+                continue
+            waits = len(sources) > 1 or record.after or any(distance for _, distance in record.inputs)
+            for source, tensors in () if _feeds_itself(record, records, place) else sources.items():
+                alone = source.reads == len(tensors)
+                if not (alone or not waits) or not self._fits(kernel, source, records, tensors[0], alone):
+                    continue  # other readers would wait for what this op waits for, which may be themselves
+                source.rows |= kernel.rows
+                if waits:
+                    kernel.ops[-1:-1], source.ops, kernel.rows = source.ops, [], source.rows
+                else:
+                    source.ops.append(record)
+                    source.reads += users - len(tensors)
+                    source.stays, kernel = kernel.stays, source
+            kernels[name] = kernel
+        _join(records, [kernel.ops for kernel in dict.fromkeys(kernels.values()) if kernel.ops], views)
         return write(records)
 
-    def _fits(self, joined: Sequence[OpEntry], chain: Sequence[OpEntry], record: OpEntry) -> bool:
-        """Return whether a chain can be computed with its reader, besides what that has joined before."""
-        if not chain or len(chain[-1].outputs) != 1 or chain[-1].device != record.device:
+    def _fits(self, kernel: _Kernel, source: _Kernel, records: Records, tensor: str, alone: bool) -> bool:
+        """Return whether a kernel that ends with the reader of a tensor can compute it, too."""
+        before, record = source.ops[-1], kernel.ops[-1]
+        if source.stays or before.device != record.device:
             return False
-        for one in (chain[-1], record):  # a non-strict op starts with the first of its own inputs
+        for one in (before, record):  # a non-strict op starts with the first of its own inputs
             if one.stateful or not one.attributes.get("strict", True):
                 return False
-        kinds = [kind for op in chain[:3] for kind in _kinds(op)]
-        if self.patterns != "elementwise" and not joined and _remapper([*kinds[:3], record.kind]):
+        kinds = [kind for op in source.ops[:3] for kind in _kinds(op)]
+        first = alone and kernel.ops[0] is record and tensor == record.inputs[0][0]
+        if self.patterns != "elementwise" and first and _remapper([*kinds[:3], record.kind]):
             return True
-        kinds += [kind for op in joined[:1] for kind in _kinds(op)]  # if these are elementwise, all are
-        return self.patterns != "remapper" and ELEMENTWISE.issuperset([*kinds, record.kind])
+        starts = {kinds[0], *([] if kernel.ops[0] is record else _kinds(kernel.ops[0])[:1])}
+        if self.patterns == "remapper" or record.kind not in JOINS or not (JOINS | STARTS).issuperset(starts):
+            return False  # if these are computed with others, all are
+        rows = kernel.rows | source.rows
+        sizes = (
+            records.nbytes(tensor),
+            record.bytes_read if record.kind in REDUCTIONS else sum(record.outputs),
+        )
+        return len(rows) < 2 and (max(sizes) <= _OTHER_SIZE * min(sizes) or (alone and not rows))
+
+
+def _is_view(record: OpEntry) -> bool:
+    """Return whether an op only shows its first input under another name."""
+    plain = not (record.after or record.duration_ns or record.stateful) and len(record.outputs) == 1
+    return plain and record.attributes.get("view_of") == 0 and not record.inputs[0][1]
+
+
+def _join(records: Records, kernels: Sequence[list[OpEntry]], views: Mapping[str, str]) -> None:
+    """Replace the ops of each kernel by one, and drop views that only ops inside kernels read."""
+    for *inside, last in kernels:
+        if inside or last.kind in REDUCTIONS:
+            records.ops[last.name] = _fuse([*inside, last], records, views)
+        elif last.kind.startswith("conv"):  # alone, but in the layout that the compiler wants
+            last.attributes["fused"] = _kinds(last)
+    ends = {ops[-1].name for ops in kernels} | views.keys()
+    records.ops = {name: record for name, record in records.ops.items() if name in ends}
+    records.remove_unused(views)
+    read_outside = {tensor for record in records.ops.values() for tensor in record.reads}
+    renamed: dict[str, str] = {}
+    for *inside, last in kernels:
+        fused = records.ops[last.name]
+        for record in inside:
+            if record.name in read_outside:
+                renamed[record.name] = fused.tensor(len(fused.outputs))
+                fused.outputs += record.outputs[:1]
+                fused.bytes_written += min(record.outputs[0], record.bytes_written)
+    for record in records.ops.values():
+        record.inputs = [(renamed.get(tensor, tensor), distance) for tensor, distance in record.inputs]
 
 
 def _feeds_itself(record: OpEntry, records: Records, place: Mapping[str, int]) -> bool:
@@ -122,25 +199,32 @@ def _remapper(kinds: list[str]) -> bool:
     return first and (len(after) == 1 or after[1] in ACTIVATIONS)
 
 
-def _fuse(ops: Sequence[OpEntry]) -> OpEntry:
-    """Return the last op with the work of all; each other op is read only by a later one."""
+def _fuse(ops: Sequence[OpEntry], records: Records, views: Mapping[str, str]) -> OpEntry:
+    """Return the last op with the work of all, whose tensors do not leave it but for the last one's."""
     kinds = [kind for op in ops for kind in _kinds(op)]
     first, last = ops[0], ops[-1]
-    inside = {op.name: op.outputs[0] for op in ops[:-1]}
+    inside, loaded = {op.name for op in ops[:-1]}, set[str]()
     attributes = {**first.attributes, "fused": kinds}
-    for op in ops[1:]:
-        attributes |= {key: value for key, value in op.attributes.items() if key not in (*SIZES, "fused")}
+    bytes_read = 0
+    for op in ops:
+        again = {t for t in op.reads if t in loaded or views.get(t, t) in inside}
+        bytes_read += max(0, op.bytes_read - sum(map(records.nbytes, again)))
+        loaded.update(op.reads)
+        if op is not first:
+            attributes |= {key: value for key, value in op.attributes.items() if key not in (*SIZES, "fused")}
     # If only some have explicit durations, the cost model decides for all.
     durations = [op.duration_ns for op in ops if op.duration_ns is not None]
     everywhere = set(first.duration_by_kind).intersection(*(op.duration_by_kind for op in ops))
+    edges = dict.fromkeys(edge for op in ops for edge in op.inputs)
     return replace(
         last,
         kind=kinds[0] if kinds[0] in PRODUCTS else "elementwise",
-        inputs=[edge for op in ops for edge in op.inputs if edge[0] not in inside],
+        inputs=[edge for edge in edges if edge[1] or views.get(edge[0], edge[0]) not in inside],
         after=list(dict.fromkeys(edge for op in ops for edge in op.after)),
         flops=sum(op.flops for op in ops),
-        bytes_read=sum(max(0, op.bytes_read - sum(inside.get(t, 0) for t in {*op.reads})) for op in ops),
-        bytes_written=sum(max(0, op.bytes_written - inside.get(op.name, 0)) for op in ops),
+        bytes_read=bytes_read,
+        bytes_written=sum(max(0, op.bytes_written - sum(op.outputs[:1])) for op in ops[:-1])
+        + last.bytes_written,
         duration_ns=sum(durations) if len(durations) == len(ops) else None,
         duration_by_kind={kind: sum(op.duration_by_kind[kind] for op in ops) for kind in sorted(everywhere)},
         attributes=attributes,
@@ -238,7 +322,7 @@ class FuseAttention:
         inputs = list(dict.fromkeys([*of, *besides]))
         inside = {record.name for record in chain}
         records.ops[last.name] = replace(
-            _fuse(chain),
+            _fuse(chain, records, {}),
             kind="attention",
             inputs=inputs,
             after=[edge for record in chain for edge in record.after if edge[0] not in inside],

@@ -22,7 +22,7 @@ workload:
     m: {kind: matmul, inputs: [x], output: 8B, duration: 10us}
     b: {kind: bias_add, inputs: [m], output: 8B, duration: 2us}
     unused: {kind: relu, inputs: [m], output: 8B, duration: 3us}
-    y: {kind: softmax, inputs: [b], output: 8B, duration: 4us}
+    y: {kind: attention, inputs: [b], output: 8B, duration: 4us}
 policy: {name: sequential, compile: [{name: prune, fetches: [y]}, fusion]}
 """
 
