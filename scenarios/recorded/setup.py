@@ -72,7 +72,7 @@ def _rank_of(device: str) -> int:
 
 
 def with_threads_in_turn(graph: Graph) -> Graph:
-    """Return a recording to be repeated: a thread begins the next iteration when it has ended the last one.
+    """Return a graph to be repeated: a recorded thread begins an iteration when it has ended the last one.
 
     Examples
     --------
@@ -84,12 +84,13 @@ def with_threads_in_turn(graph: Graph) -> Graph:
     >>> again.after.lists(), again.after_distance.tolist()
     ([[1], []], [1])
     """
-    of_thread = graph.attribute("thread").items()
+    if not (of_thread := graph.attribute("thread").items()):
+        return graph
     threads = group_pairs(((int(graph.pin_code[op]), thread), op) for op, thread in of_thread)
     first, last = ([ops[at] for ops in threads.values()] for at in (0, -1))
     rows, before = np.append(graph.after.rows(), first), np.append(graph.after.indices, last)
     distance = np.append(graph.after_distance, np.ones(len(first), np.int64))
-    after, distances = (Csr.group(rows.astype(np.int64), of, len(graph)) for of in (before, distance))
+    after, distances = (Csr.group(rows, of, len(graph)) for of in (before, distance))
     return replace(graph, after=after, after_distance=distances.indices)
 
 
