@@ -125,7 +125,7 @@ def kind_of(name: str, node: Any) -> str | None:
     if name == "clone" and strided and node.meta["val"].is_contiguous():
         return "transpose"
     if name in ("dropout", "native_dropout"):  # in training a mask is drawn and multiplied
-        return "mul" if node.args[2] else "identity"
+        return "mul" if all(node.args[1:3]) else "identity"
     if name == "linear":
         return "gemm" if len(node.args) > 2 and node.args[2] is not None else "matmul"
     kind = _RENAMED.get(name, name)
@@ -300,9 +300,9 @@ def import_torch(
             warnings.simplefilter("ignore")  # PyTorch's warnings about its own internals,
             warnings.filterwarnings("error", ".*Disabling autocast")  # but not that forward runs otherwise
             try:
-                program = _exported(*given)
+                program = _program(*given)
             except UserWarning:
-                program = _exported_on_a_gpu(*given)
+                program = _program_on_a_gpu(*given)
     except Exception as error:  # other people's code, traced by other people's code: whatever it raises
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{name} cannot be exported: {type(error).__name__}: {first}") from error
@@ -312,7 +312,7 @@ def import_torch(
     return dtypes.computed_in(dtype, graph)
 
 
-def _exported(module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def _program(module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     import torch
 
     program = torch.export.export(module, inputs, keywords)
@@ -322,7 +322,7 @@ def _exported(module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) ->
     return program
 
 
-def _exported_on_a_gpu(*given: Any) -> Any:
+def _program_on_a_gpu(*given: Any) -> Any:
     """Export a copy whose tensors, without content, are on a GPU that is not here: autocast is by device."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -337,7 +337,7 @@ def _exported_on_a_gpu(*given: Any) -> Any:
                 moved[id(tensor)] = type(tensor)(there) if isinstance(tensor, torch.nn.Parameter) else there
     no_gpu = mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False)
     with no_gpu, mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True):
-        return _exported(*copy.deepcopy(given, moved))
+        return _program(*copy.deepcopy(given, moved))
 
 
 def _calls(program: Any) -> Iterator[Any]:

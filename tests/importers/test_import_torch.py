@@ -289,8 +289,9 @@ def test_another_data_type() -> None:
 
 
 def test_dropout_costs_in_training_only() -> None:
-    module = Calls(lambda m, x: F.dropout(x, 0.5, m.training))
-    assert rows(import_torch(module.train(), (torch.empty(8),)))[0][:2] == ("mul", 8)
+    """With a probability of 0, PyTorch launches nothing."""
+    module = Calls(lambda m, x: (F.dropout(x, 0.5, m.training), F.dropout(x, 0.0, m.training)))
+    assert [row[0] for row in rows(import_torch(module.train(), (torch.empty(8),)))] == ["mul", "identity"]
     assert rows(import_torch(module.eval(), (torch.empty(8),)))[0][:2] == ("identity", 0)
 
 
