@@ -126,6 +126,12 @@ RULES: Final[tuple[Rule, ...]] = (
         "what a schedule or a batcher decides is fixed before the run and asks for no duration; leave it out",
     ),
     Rule(
+        ("iterations", "noise", "memory", "training_run"),
+        lambda case, loc: case.scenario.content.workload.deciders != "sim.batchers",
+        "a serving engine answers its requests once, in steps of the times and memory that its batcher saw; "
+        "leave it out",
+    ),
+    Rule(
         ("noise.stragglers",),
         lambda case, loc: _stragglers(case).probability > 0 and _stragglers(case).factor != 1,
         "no task takes longer: give a probability above 0 and another factor than 1, or leave it out",

@@ -84,9 +84,23 @@ SHEET = "sms: 8, sharing: sm, streams: 2, peak: 1TFLOP/s, bandwidth: 1TB/s, l2: 
 SPLIT = "forward: 1ms, input_grad: 1ms, weight_grad: 1ms"
 STAGE = "{forward: 1ms, backward: 2ms"
 MODEL = "stages: 2, model: {layers: 4, hidden: 64, heads: 4, sequence: 32, rate: 1TFLOP/s"
+SERVED = """
+workload:
+  serving: {step: {fixed: 1ms}, kv: {blocks: 9}, requests: {rate: 1/s, prompt: 9, output: 2, count: 2}}
+policy: vllm-0.19
+"""
 GRAPH_LAYERS = "layers: [{forward: 1ms, backward: 2ms}, {forward: 1ms, backward: 2ms}], stages: 2"
 
 CASES: list[tuple[str, str, str]] = [
+    *(
+        (key, f"{SERVED}{key}: {value}\n", on("kind: gpu", more=f"{key}: {value}"))
+        for key, value in {
+            "iterations": "2",
+            "noise": "{jitter: 0.1}",
+            "memory": "{allocator: pool}",
+            "training_run": "{steps: 9, recovery: [restart-job]}",
+        }.items()
+    ),
     ("workload.train.parallel.context", trained("context: ring"), trained("cp: 2, context: ring")),
     (
         "workload.train.parallel.sequence_parallel",
