@@ -256,20 +256,23 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     s = {name: np.where(known, column, 1.0) for name, column in s.items()}
     depthwise = known & (s["in_channels"] == s["group"]) & (s["group"] > 1)  # each number is a sum of few
     many, pixel = known & ~depthwise, s["kernel_h"] * s["kernel_w"] == 1
-    # A recorded one is the kernel alone; a compiler that fuses keeps to NHWC, and adds a bias elsewhere.
+    # A recorded one is the kernel alone; a compiler that fuses adds a bias elsewhere.
     fused, recorded = (np.array([w in x for x in ops.attributes], bool) for w in ("fused", "kernel"))
-    eager, halves = many & ~fused & ~recorded, ELEMENT_BYTES[ops.dtype] == 2
-    planar = eager & ((halves or ops.dtype == "tf32") and sheet.generation not in NATIVE_NCHW)  # NCHW outside
+    nhwc = np.array([x.get("data_format") == "NHWC" for x in ops.attributes], bool)
+    halves, on_tensor_cores = ELEMENT_BYTES[ops.dtype] == 2, sheet.generation not in NATIVE_NCHW
+    planar = many & ~nhwc & ~recorded & ((halves or ops.dtype == "tf32") and on_tensor_cores)
     asks = [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]
     slower = np.where(planar & pixel, _PLANAR, 1.0)
     has_bias = np.array([list(x.get("arguments") or ())[2:3] == ["tensor"] for x in ops.attributes], bool)
-    if (biased := eager & has_bias).any() and not ops.kind.endswith("_grad"):  # PyTorch adds it separately
+    if (biased := many & ~fused & ~recorded & has_bias).any() and not ops.kind.endswith(
+        "_grad"
+    ):  # PyTorch adds it separately
         made = implicit_product(s)[1][2 if direction == "forward" else 0]  # a transposed one makes the input
         asks.append(KernelAsk(biased, "elementwise", {"elements": made, "operands": 1}))
     for way in ways:
         asks.append(KernelAsk(many & ~square, f"conv_{way}", {**s, "direction": way}, times=slower))
         if depthwise.any():
-            asks.append(_depthwise(depthwise, s, way, ops.dtype, fused & halves))
+            asks.append(_depthwise(depthwise, s, way, ops.dtype, nhwc & halves))
         if planar.any():
             each = [{"elements": count, "operands": 1} for count in layout_conversions(s)]
             asks += [KernelAsk(planar & ~pixel, "elementwise", sizes) for sizes in each]

@@ -366,6 +366,7 @@ def test_convolutions_in_16_bits_of_few_channels_gather_and_later_gpus_convert_t
         whole, one = (ns_of("conv", "fp16", gpu, sizes) for sizes in (PLAIN, PLAIN | recorded))
         assert (whole == one) == (gpu == "v100-sxm")
         assert one <= whole < 5 * one
+        assert ns_of("conv", "fp16", gpu, PLAIN | {"data_format": "NHWC"}) == one
         assert ns_of("conv", "fp32", gpu, PLAIN) == ns_of("conv", "fp32", gpu, PLAIN | recorded)
         whole, one = (ns_of("conv", "fp16", gpu, sizes) for sizes in (pixel, pixel | recorded))
         assert whole / one == pytest.approx(1 if gpu == "v100-sxm" else 1.4, rel=0.01)
@@ -399,7 +400,7 @@ def test_depthwise_convolutions_are_bound_by_memory_and_in_fp32_by_the_taps() ->
     assert ns_of("conv", "bf16", "a100-sxm-80", sizes) > 2 * ns_of("conv", "fp16", "a100-sxm-80", sizes)
     wide = sizes | {"kernel_shape": [7, 7], "pads": [3, 3, 3, 3]}
     assert ns_of("conv", "fp16", "a100-sxm-80", wide) > 5 * ns_of("conv", "fp16", "a100-sxm-80", sizes)
-    compiled = wide | {"fused": ["conv"]}  # in NHWC PyTorch takes cuDNN's for any size
+    compiled = wide | {"data_format": "NHWC"}  # where PyTorch takes cuDNN's for any size
     assert ns_of("conv", "fp16", "a100-sxm-80", compiled) < ns_of("conv", "fp16", "a100-sxm-80", wide) / 5
 
 

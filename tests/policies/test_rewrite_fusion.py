@@ -141,6 +141,19 @@ def test_a_reduction_is_computed_with_what_has_its_rows(fields: dict[str, Any], 
     assert after.bytes_read[1] == 1000
 
 
+@pytest.mark.parametrize(("flops", "layout"), [(1, "NHWC"), (2, "NCHW")])
+def test_many_grouped_convolutions_keep_nchw(flops: int, layout: str) -> None:
+    grouped = {"in_channels": 64, "group": 2}
+    ops = {
+        "full": {"kind": "conv", "inputs": ["x"], "flops": 2},
+        "depthwise": {"kind": "conv", "inputs": ["full"], "attributes": {"in_channels": 64, "group": 64}},
+        "grouped": {"kind": "conv", "inputs": ["depthwise"], "flops": flops, "attributes": grouped},
+    }
+    after = Fusion("elementwise").apply(graph(ops))
+    assert {each["data_format"] for each in after.attributes.values()} == {layout}
+    assert "data_format" not in Fusion("remapper").apply(graph(ops)).attributes[1]
+
+
 def test_a_bias_is_no_product() -> None:
     ops = {
         "exp": {"kind": "exp", "inputs": ["x"]},
