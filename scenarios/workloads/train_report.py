@@ -151,9 +151,7 @@ def _add_kinds(training: Training, stage: StagePart, found: dict[str, tuple[floa
     alone = training.calibration.alone
     assert alone is not None
     for pieces, units in Counter(unit.pieces for unit in stage.units).items():
-        full = any(unit.checkpointed for unit in stage.units if unit.pieces is pieces)
-        run = [kernel for piece in pieces for kernel in (*piece.forward, *piece.backward)]
-        run += [k for piece in pieces if full or (piece.again and training.modules) for k in piece.forward]
+        run = [kernel for of in pieces for kernel in (*of.forward, *of.backward, *of.again)]
         timed = [kernel for kernel in run if not isinstance(kernel, Collective)]
         times = training.calibration.kernels_ns(timed)
         for ns, (kind, spread) in zip(times, alone.spread(timed), strict=True):
@@ -339,7 +337,7 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Callable[[], Training]]]]
     halves = [of.micro_batch >> k for k in range(1, of.micro_batch.bit_length()) if not of.micro_batch % 2**k]
     yield [(f"micro_batch: {size}", partial(replace, of, micro_batch=size)) for size in halves]
     levels = ("none", "selective", "full")
-    steps = levels[levels.index(of.recompute) + 1 :] if isinstance(of.recompute, str) else ("full",)
+    steps = levels[levels.index(of.recompute) + 1 :] if of.recompute in levels else ("full",)
     yield [(f"recompute: {level}", partial(replace, of, recompute=level)) for level in steps]
     others = [name for name in SHARDINGS[1:-1] if name != layout.sharding]  # zero-3 is not proposed
     yield [(f"parallel.sharding: {name}", partial(laid_out, sharding=name)) for name in others]

@@ -24,8 +24,9 @@ from policies.parallel.expert_routing import UnplacedRouting, route_tokens
 from scenarios.builders.pipeline_stage import check_schedule
 from scenarios.builders.train.architecture import MODELS, Architecture
 from scenarios.builders.train.calibration import Factor
-from scenarios.builders.train.kernels import GRAPHED, MODULES, OFFLOADED, RECOMPUTED, WIDE
+from scenarios.builders.train.kernels import GRAPHED, MODULES, OFFLOADED, WIDE
 from scenarios.builders.train.layout import ORDER, ParallelLayout, refuse_misfit
+from scenarios.builders.train.recompute import RECOMPUTED
 from scenarios.builders.train.step import step_graph
 from scenarios.builders.train.training import FULL_ITERATION, Training, default_schedule
 from scenarios.file.document import Document, Loc
@@ -212,7 +213,7 @@ class TrainFields(Strict):
     batch
         samples of a step, on all replicas
     recompute
-        selective: attention's inside; full: each layer; or modules by name
+        selective: attention's inside; selective-op: torchtitan's, by op; full: each layer; or modules by name
     dtype
         of the products; or of all, and of modules that have another
     gradients
@@ -227,7 +228,7 @@ class TrainFields(Strict):
     dropout
         dropout, with its masks
     loss
-        fused: it keeps logits of 2 bytes; fp32: a softmax of 4
+        fused: it keeps logits of 2 bytes; fp32: a softmax of 4; PyTorch's, eager or compiled
     imbalance
         tokens of the fullest expert rank / of the mean
     routing
@@ -262,7 +263,7 @@ class TrainFields(Strict):
     micro_batch: Size = 1
     batch: Count
     recompute: (
-        Literal["none", "selective", "full"]
+        Literal["none", "selective", "selective-op", "full"]
         | list[Literal["core_attn", "layernorm", "mla_up_proj", "mhc", "mlp", "moe_act", "moe"]]
     ) = "none"
     dtype: DType | dict[Module, DType] = "bf16"
@@ -271,7 +272,7 @@ class TrainFields(Strict):
     overlap: bool | list[Literal["dp", "tp", "ep"]] = False
     attention: Literal["flash", "eager"] = "flash"
     dropout: bool = False
-    loss: Literal["fused", "fp32"] = "fused"
+    loss: Literal["fused", "fp32", "eager", "compiled"] = "fused"
     imbalance: float = Field(1.0, ge=1, le=1e6)
     routing: Literal["balanced", "one-hot"] | dict[str, Any] | None = None
     capacity_factor: Factor | None = None
@@ -434,7 +435,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
         offload_layers=fields.offload if isinstance(fields.offload, int) else 0,
         offload=() if isinstance(fields.offload, int) else tuple(fields.offload),
         lora={str(module): rank for module, rank in (fields.lora or {}).items()},
-        fused_loss=fields.loss == "fused",
+        loss=fields.loss,
         routes=_routes(fields, document),
         dispatcher=fields.dispatcher,
         recompute=fields.recompute if isinstance(fields.recompute, str) else tuple(fields.recompute),

@@ -214,13 +214,13 @@ def test_ends_of_the_model_of_korthikanti(t: int) -> None:
     b, s = 2, 512
     v = GPT.vocabulary // t
     found = {
-        fused: RankWork(GPT, ParallelLayout(tp=t), ReplicaBatch(b, s, dropout=True, fused_loss=fused))
-        for fused in (False, True)
+        loss: RankWork(GPT, ParallelLayout(tp=t), ReplicaBatch(b, s, dropout=True, loss=loss))
+        for loss in ("fp32", "fused")
     }
-    (embedding,) = found[False].embedding()
+    (embedding,) = found["fp32"].embedding()
     assert embedding.saved == 8 * s * b + s * b * GPT.hidden // t
-    assert found[False].head()[-1].saved == (4 * v + 4) * s * b
-    assert found[True].head()[-1].saved == (2 * v + 4) * s * b
+    assert found["fp32"].head()[-1].saved == (4 * v + 4) * s * b
+    assert found["fused"].head()[-1].saved == (2 * v + 4) * s * b
 
 
 def test_fsdp_keeps_sixteen_bytes_a_parameter() -> None:

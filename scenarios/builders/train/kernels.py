@@ -257,10 +257,12 @@ class LayerPiece:
         Further bytes that both directions need while they run.
     backward_extra : int
         Further bytes that only the backward needs.
-    again : bool
-        Whether selective recomputation runs its forward again.
+    again : tuple of Kernel
+        The part of its forward that recomputation runs again.
     dropped : int
         The part of what is saved that selective recomputation does not keep.
+    kept : int
+        Bytes that a recomputed layer keeps of it, besides its own input.
     adapts : bool
         Whether it is an adapter.
     offloaded : bool
@@ -275,34 +277,17 @@ class LayerPiece:
     took: int = 0
     extra: int = 0
     backward_extra: int = 0
-    again: bool = False
+    again: tuple[Kernel, ...] = ()
     dropped: int = 0
+    kept: int = 0
     adapts: bool = False
     offloaded: bool = False
 
     def computed_in(self, dtype: str) -> LayerPiece:
         """Return the piece with its products in the given type."""
-        forward, backward = (computed_in(dtype, kernels) for kernels in (self.forward, self.backward))
-        return replace(self, forward=forward, backward=backward)
-
-
-RECOMPUTED: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
-    "core_attn": (frozenset({"attention"}), frozenset()),
-    "mla_up_proj": (frozenset({"q up", "kv up"}), frozenset()),
-    "layernorm": (frozenset({"norm"}), frozenset({"norm", "shared up"})),
-    "mhc": (frozenset({"mix 1", "mix 2", "mix out"}), frozenset({"mix 1", "mix 2"})),
-    "mlp": (frozenset({"up", "gate", "down"}), frozenset({"gate", "down"})),
-    "moe_act": (frozenset({"experts gate"}), frozenset({"experts down"})),
-    "moe": (
-        frozenset({"router", "dispatch", "experts up", "experts gate", "experts down", "combine"}),
-        frozenset({"experts up", "experts gate", "experts down"}),
-    ),
-}
-"""Recomputed modules by name → the pieces that run again, and the pieces that save nothing.
-
-Attention keeps neither scores (``core_attn``) nor queries, keys and values (``mla_up_proj``). Source:
-Megatron-LM, core/transformer/transformer_config.py (``recompute_modules``).
-"""
+        parts = (computed_in(dtype, kernels) for kernels in (self.forward, self.backward, self.again))
+        forward, backward, again = parts
+        return replace(self, forward=forward, backward=backward, again=again)
 
 
 OFFLOADED: Final[Mapping[str, str]] = {
@@ -342,22 +327,6 @@ def offload_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) -> t
     """Return the pieces of a layer with the inputs of these modules offloaded to the host."""
     names = {OFFLOADED[module] for module in modules}
     return tuple(replace(piece, offloaded=piece.name in names) for piece in pieces)
-
-
-def recompute_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) -> tuple[LayerPiece, ...]:
-    """Return the pieces of a layer as they run if these modules are recomputed."""
-    again = {name for module in modules for name in RECOMPUTED[module][0]}
-    empty = {name for module in modules for name in RECOMPUTED[module][1]}
-    found = []
-    for piece in pieces:
-        dropped = piece.saved if piece.name in empty else 0
-        if piece.name == "attention":
-            dropped = piece.dropped if "core_attn" in modules else 0
-            dropped += piece.took if "mla_up_proj" in modules else 0
-        if piece.name == "experts gate" and "moe_act" in modules:
-            dropped = max(dropped, piece.saved - piece.took)  # clamped inputs are recomputed
-        found.append(replace(piece, again=piece.name in again, dropped=dropped))
-    return tuple(found)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ and after it). Flash attention: arXiv 2307.08691. All products are counted once,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import comb
@@ -150,7 +150,6 @@ class RankWork(RankProducts):
             took=q + k + v,
             extra=3 * (q + k + v) if by_heads else 0,
             backward_extra=(2 * (q + k + v) + 2 * o) if by_heads else 0,
-            again=True,
             dropped=scores + lse,
         )
 
@@ -443,25 +442,39 @@ class RankWork(RankProducts):
             return RankWork(self.model, self.layout, replace(self.batch, kept=None)).head()
         m, T = self.model, self.tokens
         mine = -(-m.vocabulary // self.t)
-        logits = T * mine * self.e
-        fused = self.batch.fused_loss
-        # per element, without fusion: cast 6 bytes, maximum 4, subtract 8, exp 8, sum 4, divide 8; back 14
-        there, back = (2, 2) if fused else (19, 7)
-        loss: list[Kernel] = [Collective("all_reduce", 12 * T, "tp")] if self.t > 1 else []
+        sums: list[Kernel] = [Collective("all_reduce", 12 * T, "tp")] if self.t > 1 else []
         out = self.column("head", m.hidden, mine, norm=False)
         # The weight gradient that autograd gets although the sum of gradients was updated
         # in place.
-        extra = out.backward_extra + (0 if self.batch.lora else mine * m.hidden * self.e)
-        out = replace(out, saved=self.read_again(self.thin), backward_extra=extra).computed_in(WIDE)
+        unused = out.backward_extra + (0 if self.batch.lora else mine * m.hidden * self.e)
+        out = replace(out, saved=self.read_again(self.thin), backward_extra=unused).computed_in(WIDE)
+        there, back, saved, extra, backward_extra = (T * mine * nbytes for nbytes in _LOSSES[self.batch.loss])
         entropy = LayerPiece(
             "loss",
-            (Pass(there * logits, "cross-entropy"), *loss),
-            (Pass(back * logits, "cross-entropy"),),
-            saved=(logits if fused else 4 * T * mine) + 4 * T,
-            extra=0 if fused else logits,
+            (Pass(there, "cross-entropy"), *sums),
+            (Pass(back, "cross-entropy"),),
+            saved=saved + 4 * T,
+            extra=extra,
+            backward_extra=backward_extra,
         )
         return [self.norm(self.thin), out, entropy]
 
+
+_LOSSES: Final[Mapping[str, tuple[int, int, int, int, int]]] = {
+    "fused": (4, 4, 2, 0, 0),
+    # cast 6, maximum 4, subtract 8, exp 8, sum 4, divide 8
+    "fp32": (38, 14, 4, 2, 0),
+    # cast 6, log-softmax 12, which stays beside logits in 16 and 32 bits; back: zeros 4, log-softmax 16,
+    # cast 6, with two gradients in fp32
+    "eager": (18, 26, 4, 6, 2),
+    # one pass for the maximum and the sum, one for the loss
+    "compiled": (4, 4, 2, 0, 2),
+}
+"""Loss → bytes per logit: passed in the forward and backward; kept; further needed; ... by the backward.
+
+Sources: arXiv 2205.05198, section 4.3; Megatron-LM, core/tensor_parallel/cross_entropy.py; PyTorch,
+native/cuda/SoftMax.cu and NLLLoss2d.cu.
+"""
 
 _WAYS: Final[tuple[Literal["dispatch", "combine"], ...]] = ("dispatch", "combine")
 

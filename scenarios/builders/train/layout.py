@@ -188,10 +188,10 @@ class RankOptions:
         flash keeps no scores; eager writes, masks and drops them out (arXiv 2205.05198).
     dropout : bool
         Dropout with its masks, of one byte.
-    fused_loss : bool
-        Whether the loss keeps logits of 2 bytes, which its gradient replaces; otherwise it casts them to fp32
-        and keeps its softmax, 4 bytes each (arXiv 2205.05198, section 4.3; Megatron-LM,
-        core/tensor_parallel/cross_entropy.py).
+    loss : {"fused", "fp32", "eager", "compiled"}
+        fused keeps logits of 2 bytes, which its gradient replaces; fp32 casts them and keeps a softmax of 4
+        bytes, as Megatron-LM does; eager is PyTorch's `cross_entropy` of logits in fp32, op by op; compiled
+        is that as one kernel each way.
     imbalance : float
         Tokens of the fullest expert rank / of the mean one.
     routes : UnplacedRouting or None
@@ -212,7 +212,7 @@ class RankOptions:
     context: str = "all-to-all"
     attention: str = "flash"
     dropout: bool = False
-    fused_loss: bool = True
+    loss: str = "fused"
     imbalance: float = 1.0
     routes: UnplacedRouting | None = None
     dispatcher: str = "all-to-all"

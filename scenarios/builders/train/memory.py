@@ -96,7 +96,8 @@ def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) ->
         for piece in unit.pieces:
             level = at + piece.made + piece.extra + (saved_bytes(piece) if keep else piece.took)
             most = max(most, (level, f"{piece.name} of {unit.name}"), key=lambda each: each[0])
-            at += saved_bytes(piece) if keep else 0
+            at += saved_bytes(piece) if keep else piece.kept
+            most = max(most, (at, f"{piece.name} of {unit.name}"), key=lambda each: each[0])
         return at, most
 
     level, forward, leaving = 0, (0, ""), 0  # `leaving`: on the way to the host, beside the next unit
@@ -108,7 +109,8 @@ def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) ->
         # data for the next unit comes back beside this one
         at = level + away(unit) + (away(ahead) if ahead else 0)
         if unit.checkpointed:
-            at, backward = run(unit, at, backward, True)
+            # what the layer has kept is part of what its pieces save
+            at, backward = run(unit, at - sum(piece.kept for piece in unit.pieces), backward, True)
         for piece in reversed(unit.pieces):
             again = piece.dropped if selective else 0
             needed = at + again + piece.made + piece.took + piece.extra + piece.backward_extra

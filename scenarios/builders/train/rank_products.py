@@ -330,7 +330,6 @@ class RankProducts:
             saved=read + pooled + lse + q,
             made=q,
             took=read,
-            again=True,
             dropped=lse,
         )
 

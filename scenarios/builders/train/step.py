@@ -88,7 +88,7 @@ class StepWriter(ABC):
 
     def memory(self, unit: CheckpointUnit) -> StageMemory:
         """Return the memory that a micro-batch needs for a unit."""
-        return stage_memory((unit,), selective=bool(self.of.modules))
+        return stage_memory((unit,), selective=self.of.selective)
 
     def waits(self, unit: CheckpointUnit) -> tuple[float, float]:
         """Return a unit's wait for the host, forward and backward: an even share of the stage's."""
@@ -392,7 +392,9 @@ def _runs(of: Training, unit: CheckpointUnit) -> list[tuple[str, _Weights, Stage
     model, found = of.model, list[tuple[str, _Weights, StagePart]]()
     words = {"words": -(-model.vocabulary // of.layout.tp) * model.hidden}
     for k, piece in enumerate(unit.pieces):
-        timed = of.timed_part(CheckpointUnit(piece.name, (piece,)))
+        # a recomputed layer enters its modules again, other recomputation runs within the backward
+        alone = replace(piece, again=()) if unit.checkpointed else piece
+        timed = of.timed_part(CheckpointUnit(piece.name, (alone,)))
         first = unit.pieces.index(piece)  # a head repeated for a further token has the same weights
         weights = {f"{unit.name}/{first}": timed.parameters} if timed.parameters else {}
         if piece.name == "embedding" or (piece.name == "head" and model.tied):
@@ -432,8 +434,8 @@ def _visits(of: Training, waits: Callable[[CheckpointUnit], tuple[float, float]]
             wait = 0.0
     for unit, runs, (_, wait) in reversed(units):
         if unit.checkpointed:
-            for name, weights, timed in runs:
-                visit(_Visit(f"{name} again", weights, timed.forward, "R", unit))
+            for (name, weights, _), piece in zip(runs, unit.pieces, strict=True):
+                visit(_Visit(f"{name} again", weights, of.time_by_kind(piece.again), "R", unit))
         for name, weights, timed in reversed(runs):
             visit(_Visit(f"{name} back", weights, timed.backward.held_up(wait), "B", unit))
             wait = 0.0

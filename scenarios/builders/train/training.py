@@ -18,10 +18,10 @@ core/distributed/param_and_grad_buffer.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, reduce
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from devices.collectives.groups import RankGroup
 from policies.pipeline.evaluate import StageTimes
@@ -42,7 +42,6 @@ from scenarios.builders.train.kernels import (
     Scan,
     Spent,
     offload_modules,
-    recompute_modules,
 )
 from scenarios.builders.train.layers import RankWork
 from scenarios.builders.train.layout import ParallelLayout, RankOptions, ReplicaBatch, refuse_misfit
@@ -54,9 +53,8 @@ from scenarios.builders.train.memory import (
     stage_memory,
     transformer_engine_buffers,
 )
+from scenarios.builders.train.recompute import Recompute, with_recomputation
 from sim.base.units import format_count, round_half_up
-
-Recompute = Literal["none", "selective", "full"]
 
 GROUPS: Final = ("tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replicas", "eshard", "ereplicas")
 
@@ -88,8 +86,9 @@ class Training(RankOptions):
     calibration : TrainingCalibration
     sequence, micro_batch, batch : int
         Tokens per sample; samples per micro-batch of a replica; samples per step.
-    recompute : {"none", "selective", "full"}, or tuple of str
-        selective: the inside of attention; full: each layer; or modules by name (`kernels.RECOMPUTED`).
+    recompute : {"none", "selective", "selective-op", "full"}, or tuple of str
+        selective: the inside of attention; selective-op: all but attention and every second product; full:
+        each layer; or modules by name (`recompute.RECOMPUTED`).
     gradient_bytes, parameter_bytes, optimizer_state : int
         Bytes per parameter.
     overlap : bool
@@ -235,11 +234,9 @@ class Training(RankOptions):
         return RankWork(self.model, self.layout, batch)
 
     @property
-    def modules(self) -> tuple[str, ...]:
-        """Names of the recomputed modules."""
-        if isinstance(self.recompute, tuple):
-            return self.recompute
-        return ("core_attn",) if self.recompute == "selective" else ()
+    def selective(self) -> bool:
+        """Whether modules are recomputed, and not whole layers."""
+        return self.recompute not in ("none", "selective-op", "full")
 
     # -- times ------------------------------------------------------------------------------------------
 
@@ -269,21 +266,31 @@ class Training(RankOptions):
     def _units(self, stage: int) -> list[CheckpointUnit]:
         """Return the units of a stage; layers of the same kind share their pieces."""
         first = sum(self.layers_of[:stage])
-        full = self.recompute == "full"
         words = self.model.vocabulary > 0
         units = [CheckpointUnit("embedding", tuple(self.work.embedding()))] if words and stage == 0 else []
         for i in range(first, first + self.layers_of[stage]):
             kind, (start, end) = self.model.kind(i), self.wide_layers
             pieces = self._layer(kind, wide=not start <= i < self.model.layers - end)
-            units.append(CheckpointUnit(f"layer {i}", pieces, self.work.carried, full, kind))
+            units.append(self._layer_unit(i, pieces))
         if words and stage == self.stages - 1:
             for i in range(self.model.layers, self.model.layers + self.model.predicted):
                 kind = self.model.kind(i)
                 of = self.dtypes.get("predicted", "")
-                pieces = (*(piece.computed_in(of) for piece in self.work.predicting()), *self._in(of, kind))
-                units.append(CheckpointUnit(f"layer {i}", pieces, self.work.carried, full, kind))
+                joined = with_recomputation(
+                    self.work.predicting(), self.recompute, self.model, self.layout.tp
+                )
+                pieces = (*(piece.computed_in(of) for piece in joined), *self._in(of, kind))
+                units.append(self._layer_unit(i, pieces))
             units.append(CheckpointUnit("head", (*self.work.head(),) * (1 + self.model.predicted)))
         return units
+
+    def _layer_unit(self, i: int, pieces: tuple[LayerPiece, ...]) -> CheckpointUnit:
+        checkpointed = self.recompute in ("selective-op", "full")
+        kept = self.work.carried + sum(piece.kept for piece in pieces)
+        return CheckpointUnit(f"layer {i}", pieces, kept, checkpointed, self.model.kind(i))
+
+    def _with_recomputation(self, pieces: list[LayerPiece]) -> Sequence[LayerPiece]:
+        return with_recomputation(pieces, self.recompute, self.model, self.layout.tp)
 
     def _layer(self, kind: str, *, wide: bool) -> tuple[LayerPiece, ...]:
         """Return the pieces of a layer, each in the product type of its module."""
@@ -297,7 +304,7 @@ class Training(RankOptions):
         if (kind, dtype) not in self._layers_made:
             batch = replace(self.work.batch, kept=self.calibration.kept_width(dtype))
             work = RankWork(self.model, self.layout, batch) if dtype else self.work
-            pieces = recompute_modules(work.layer(kind), self.modules) if self.modules else work.layer(kind)
+            pieces = self._with_recomputation(work.layer(kind))
             pieces = offload_modules(pieces, self.offload) if self.offload else pieces
             self._layers_made[kind, dtype] = tuple(each.computed_in(dtype) for each in pieces)
         return self._layers_made[kind, dtype]
@@ -382,12 +389,7 @@ class Training(RankOptions):
                 parameters += self.model.norm_parameters(unit.kind)
                 parameters += sum(k.n for p, k in own if not p.adapts) if self.model.biases else 0
             weights, copy = self.time_by_kind(tuple(of_weights)), self._copy_ns(unit)
-            run_again = [
-                k
-                for piece in unit.pieces
-                if unit.checkpointed or (self.modules and piece.again)
-                for k in piece.forward
-            ]
+            run_again = [kernel for piece in unit.pieces for kernel in piece.again]
             found = StagePart(
                 (unit,),
                 parameters,
@@ -404,7 +406,7 @@ class Training(RankOptions):
 
     def _copy_ns(self, unit: CheckpointUnit) -> float:
         """Return the time to copy a unit's offloaded data to the host, one way."""
-        away = sum(p.saved - (p.dropped if self.modules else 0) for p in unit.pieces if p.offloaded)
+        away = sum(p.saved - (p.dropped if self.selective else 0) for p in unit.pieces if p.offloaded)
         return self.calibration.copy_ns(away) if away else 0.0
 
     @cached_property
@@ -561,7 +563,7 @@ class Training(RankOptions):
     @cached_property
     def memory_of_stages(self) -> list[StageMemory]:
         """Memory of a micro-batch on each stage."""
-        return [stage_memory(stage.units, selective=bool(self.modules)) for stage in self.each_stage]
+        return [stage_memory(stage.units, selective=self.selective) for stage in self.each_stage]
 
     def gradients_held(self, stage: StagePart) -> int:
         """Return for how many parameters a rank keeps gradients until its optimizer step."""
