@@ -220,6 +220,7 @@ def elementwise_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatA
 
 
 _ROWS: Final = "rows columns tensors"
+_SECTOR, _WARP = 32, 32  # bytes that memory and caches move together, and threads that load them
 _IN_REGISTERS, _PAIRED = 1024, 128  # columns of a row that a warp keeps; of two that it takes at once
 _ROW_THREADS, _SINGLES = 1024, 2.3
 """Threads that take a longer row in 16 bits, and how many times as long as its bytes a step of theirs takes:
@@ -255,13 +256,17 @@ def rows_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
 
 
 def rows_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
-    """Return rows (also an SM), columns and whether they are more than registers hold, and bytes over L2."""
+    """Return rows (also an SM), columns, whether they are more than registers hold or rows begin within a
+    sector, and bytes over L2.
+    """
     rows, width, tensors = columns(s, _ROWS, tensors=2)
     nbytes = rows * width * tensors * ELEMENT_BYTES[dtype]
+    odd = (width > _WARP) & (width <= _IN_REGISTERS) & (width * ELEMENT_BYTES[dtype] % _SECTOR > 0)
     return {
         "rows": log2(rows),
         "columns": log2(width),
         "long": np.where(width > _IN_REGISTERS, 1.0, 0.0),
+        "odd": odd * 1.0,
         "rows_per_sm": log2(rows * np.minimum(1, width / 32) / sheet.sms),
         "l2": log2(nbytes / sheet.l2_bytes),
         "bytes": log2(nbytes),

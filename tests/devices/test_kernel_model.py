@@ -168,6 +168,13 @@ def test_tensor_cores_of_half_rate_are_nearly_never_idle() -> None:
         assert float(found[0]) == pytest.approx(ns, rel=2e-3)
 
 
+@pytest.mark.parametrize(("gpu", "longer"), [("v100-pcie-32", 189.6 / 156.9), ("t4", 597.2 / 516.4)])
+def test_a_softmax_of_rows_that_begin_within_a_sector_takes_longer(gpu: str, longer: float) -> None:
+    """13,719 rows of 967 columns beside 13,021 of 984, as NeuSight measured them."""
+    odd, even = load_fits(gpu).predict("softmax", "fp32", rows=[13719, 13021], columns=[967, 984])[0]
+    assert odd / even == pytest.approx(longer, rel=0.05)
+
+
 def test_a_thread_block_alone_computes_at_a_quarter_of_its_sm() -> None:
     few, many = ({"elements": one(n), "operands": 1.0, "eager": 1.0} for n in (512.0, 512.0 * 1600))
     alone, full = (elementwise_work(sizes, CHIP, "fp32") for sizes in (few, many))
