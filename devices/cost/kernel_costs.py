@@ -236,8 +236,7 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     s = ops.columns("batch in_channels out_channels group", batch=1, group=1)
     if "depthwise" in ops.kind:
         s["group"] = np.maximum(s["group"], s["in_channels"])
-    given = np.array(["input_shape" in each and "kernel_shape" in each for each in ops.attributes], bool)
-    known = _are_known(s) & given
+    known = _are_known(s) & [{"input_shape", "kernel_shape"} <= each.keys() for each in ops.attributes]
     image, kernel, strides = ops.axes("input_shape"), ops.axes("kernel_shape"), ops.axes("strides")
     pads, dilations = ops.axes("pads", 0.0), ops.axes("dilations")
     s["batch"] *= np.maximum(image[:, 0] / strides[:, 0], 1)  # each image of a volume,
@@ -259,12 +258,12 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     # A recorded one is the kernel alone; a compiler that fuses adds a bias elsewhere.
     fused, recorded = (np.array([w in x for x in ops.attributes], bool) for w in ("fused", "kernel"))
     nhwc = np.array([x.get("data_format") == "NHWC" for x in ops.attributes], bool)
-    halves, on_tensor_cores = ELEMENT_BYTES[ops.dtype] == 2, sheet.generation not in NATIVE_NCHW
-    planar = many & ~nhwc & ~recorded & ((halves or ops.dtype == "tf32") and on_tensor_cores)
+    launched, halves = many & ~recorded, ELEMENT_BYTES[ops.dtype] == 2
+    planar = launched & ~nhwc & ((halves or ops.dtype == "tf32") and sheet.generation not in NATIVE_NCHW)
     asks = [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]
     slower = np.where(planar & pixel, _PLANAR, 1.0)
     has_bias = np.array([list(x.get("arguments") or ())[2:3] == ["tensor"] for x in ops.attributes], bool)
-    if (biased := many & ~fused & ~recorded & has_bias).any() and not ops.kind.endswith(
+    if (biased := launched & ~fused & has_bias).any() and not ops.kind.endswith(
         "_grad"
     ):  # PyTorch adds it separately
         made = implicit_product(s)[1][2 if direction == "forward" else 0]  # a transposed one makes the input
