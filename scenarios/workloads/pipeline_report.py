@@ -57,7 +57,7 @@ def waits_for(trace: Trace, devices: Sequence[int]) -> list[dict[str, int]]:
     """Return, for each of some devices, its idle ns inside its span by what ran meanwhile, most first.
 
     Causes are ``stage 2``, ``transfer rank0<->rank1`` (either way), the kind of an op that is not a slot, and
-    ``launch`` where nothing ran: launch latency, or the cost of issuing.
+    ``launch`` where nothing ran: launch latency, or the cost of issuing. An optimizer step is no idle time.
     """
     facts = DerivedColumns(trace)
     graph, ops = facts.job.graph, trace.tasks["op"]
@@ -66,11 +66,12 @@ def waits_for(trace: Trace, devices: Sequence[int]) -> list[dict[str, int]]:
     label = np.where(slots, graph.stage[ops], len(stages) + graph.kind_code[ops])
     walk = WaitWalk(facts, [*stages, *graph.kinds], label)
     rows = np.lexsort((facts.start, facts.device))
-    rows = rows[slots[rows]]
+    rows = rows[(slots | graph.is_kind("optimizer")[ops])[rows]]
     device, start, end = facts.device[rows], facts.start[rows], facts.end[rows]
     found: list[dict[str, int]] = []
     for d in devices:
         mine = np.flatnonzero(device == d)
+        mine = mine[: len(mine) - int(slots[rows[mine]][::-1].argmax())]  # to the last slot
         over = np.maximum.accumulate(end[mine])
         gaps = np.flatnonzero(start[mine][1:] > over[:-1]) + 1
         blamed: Counter[str] = Counter()
@@ -278,19 +279,22 @@ class PipelineOnDevices(PlacedPipeline):
         """Return what a pipeline adds to the summary of a run: the key ``pipeline``."""
         schedule, numbers = self.schedule, self._numbers(trace)
         graph, makespan = trace.job.graph, trace.makespan_ns
-        computes = np.isin(graph.kind_code, [i for i, kind in enumerate(graph.kinds) if is_compute(kind)])
-        rows = np.flatnonzero(computes[trace.tasks["op"]])
-        start, end = trace.tasks["start_ns"][rows], trace.tasks["end_ns"][rows]
-        device = trace.device[rows]
+        begin, end, device, op = trace.begins_ns, trace.tasks["end_ns"], trace.device, trace.tasks["op"]
+        slot = graph.is_kind(*filter(is_compute, graph.kinds))[op]
+        computes = slot | graph.is_kind("optimizer")[op]
         n = len(trace.job.machine.devices)
         first, last = np.full(n, makespan), np.zeros(n, np.int64)
-        np.minimum.at(first, device, start)
-        np.maximum.at(last, device, end)
-        busy = union(start, end, device).lengths(n)
-        span = np.maximum(last - first, 0)
+        np.minimum.at(first, device[slot], begin[slot])
+        np.maximum.at(last, device[slot], end[slot])
+        executing, computing = (
+            union(begin, end, device),
+            union(begin[computes], end[computes], device[computes]),
+        )
+        span, every = np.maximum(last - first, 0), np.arange(n)
+        busy, in_spans = (
+            Cover(those, makespan).between(first, last, every) for those in (computing, executing)
+        )
         longest = max(numbers, key=lambda d: (int(span[d]), int(busy[d])))
-        executing = union(trace.begins_ns, trace.tasks["end_ns"], trace.device)
-        in_spans = Cover(executing, makespan).between(first, last, np.arange(n))
         makespan_bubble = _excess(len(numbers) * makespan, int(executing.lengths(n)[numbers].sum()))
         causes = waits_for(trace, numbers)
         kept = {key: schedule.meta.get(key) for key in ("weight_versions", "staleness")}

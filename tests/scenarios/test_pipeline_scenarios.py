@@ -73,6 +73,18 @@ def test_every_schedule_is_a_policy(tmp_path: Path, policy: str, sets: dict[str,
     assert [sum(causes.values()) for causes in told["waits_for"]] == told["idle_ns"]
 
 
+def test_an_optimizer_step_between_slots_is_no_idle_time(tmp_path: Path) -> None:
+    """Two stages whose slots take 1 and 2 ms, and which step for 1 ms after each B: rank 0 waits for 3 ms.
+
+    rank 0   F F · · B B o F B B o · B B o
+    rank 1     F B B o F B B o F B B o
+    """
+    sets = in_pipeline(stages=2, micro_batches=3, weight_grad="1ms", optimizer="1ms")
+    told = block(run(tmp_path, *sets, policy="pipedream"))
+    assert told["idle_ns"] == [3_000_000, 0]
+    assert told["waits_for"] == [{"stage 1": 3_000_000}, {}]
+
+
 @examples(25)
 @given(p=st.integers(1, 6), m=st.integers(1, 9), f=st.integers(1, 9), b=st.integers(1, 9))
 def test_the_bubble_of_gpipe(
