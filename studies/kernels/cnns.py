@@ -28,6 +28,7 @@ from scenarios.importers.torch_export import import_torch
 from sim import Device
 from sim.base.errors import InputError, UnknownNameError
 from sim.base.files import read_table
+from sim.base.units import format_count
 from sim.job.costs import costs_ns
 from studies.program import run
 
@@ -84,7 +85,8 @@ def main(
         print(f"{name:24} {us:8.1f} us an image, measured {was:8.1f}, {us / was - 1:+.0%}")
     if not off:
         raise InputError(f"{table}: has none of these models at its own size")
-    print(f"{len(off)} models: {fmean(off):.1%} off in the mean, {median(off):.1%} in the median")
+    models = format_count(len(off), "model")
+    print(f"{models}: {fmean(off):.1%} off in the mean, {median(off):.1%} in the median")
 
 
 if __name__ == "__main__":
