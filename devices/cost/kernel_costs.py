@@ -262,10 +262,9 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     planar = launched & ~nhwc & ((halves or ops.dtype == "tf32") and sheet.generation not in NATIVE_NCHW)
     asks = [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]
     slower = np.where(planar & pixel, _PLANAR, 1.0)
-    has_bias = np.array([list(x.get("arguments") or ())[2:3] == ["tensor"] for x in ops.attributes], bool)
-    if (biased := launched & ~fused & has_bias).any() and not ops.kind.endswith(
-        "_grad"
-    ):  # PyTorch adds it separately
+    given = (x.get("arguments") for x in ops.attributes)  # PyTorch's; of another's op they may be anything
+    biases = [isinstance(x, list) and "tensor" in x[2:3] and not ops.kind.endswith("_grad") for x in given]
+    if (biased := launched & ~fused & biases).any():  # PyTorch adds it separately
         made = implicit_product(s)[1][2 if direction == "forward" else 0]  # a transposed one makes the input
         asks.append(KernelAsk(biased, "elementwise", {"elements": made, "operands": 1}))
     for way in ways:
