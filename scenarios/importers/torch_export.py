@@ -38,47 +38,63 @@ from sim.graph.graph import Graph, output_name
 # Operators that then need contiguous elements, ``contiguous``, some ``reshape`` and ``matmul`` of heads, copy
 # them: a transpose.
 
-LISTS = frozenset({"split", "split_with_sizes", "chunk", "unbind", "tensor_split"})
-"""Operators whose outputs are consecutive views of their input."""
+LISTS = frozenset(
+    {"split", "split_with_sizes", "chunk", "unbind", "tensor_split", "broadcast_tensors", "meshgrid"}
+)
+"""Operators whose outputs are views: parts of their input, or each of one of their inputs."""
 
 _VIEWS = """view reshape _unsafe_view flatten unflatten squeeze unsqueeze permute transpose t mT movedim
     swapaxes expand expand_as view_as slice select narrow detach alias identity lift_fresh_copy lift_fresh
-    diagonal unfold real"""
+    diagonal unfold real imag ravel positive as_strided view_as_complex view_as_real
+    numpy_T matrix_H adjoint"""
 
-_RENAMED = {
-    "mm": "matmul", "bmm": "matmul", "addmm": "gemm", "baddbmm": "gemm",
-    "conv1d": "conv", "conv2d": "conv", "conv3d": "conv", "convolution": "conv",
-    "conv_transpose1d": "conv_transpose", "conv_transpose2d": "conv_transpose",
-    "conv_transpose3d": "conv_transpose",
-    "scaled_dot_product_attention": "attention",
-    "max_pool1d": "max_pool", "max_pool2d": "max_pool", "max_pool3d": "max_pool",
-    "avg_pool1d": "average_pool", "avg_pool2d": "average_pool", "avg_pool3d": "average_pool",
-    "adaptive_avg_pool1d": "average_pool", "adaptive_avg_pool2d": "average_pool",
-    "adaptive_max_pool2d": "max_pool",
-    "rnn_tanh": "rnn", "rnn_relu": "rnn", "_int_mm": "matmul", "topk": "top_k",
-    "scatter": "scatter_elements", "scatter_add": "scatter_elements",
-    "embedding": "gather", "index": "gather", "index_select": "gather", "cat": "concat", "stack": "concat",
-    "clone": "copy", "repeat": "tile", "roll": "copy", "flip": "reverse", "constant_pad_nd": "pad",
-    "to": "cast", "_to_copy": "cast", "type_as": "cast", "float": "cast",
-    "sum": "reduce_sum", "mean": "reduce_mean", "amax": "reduce_max", "amin": "reduce_min",
-    "prod": "reduce_prod", "all": "reduce_all", "any": "reduce_any",
-    "cumsum": "cum_sum", "clamp": "clip", "clamp_min": "relu", "clamp_max": "relu", "hardtanh": "clip",
-    "hardswish": "hard_swish", "hardsigmoid": "hard_sigmoid", "_softmax": "softmax",
-    "_log_softmax": "log_softmax", "native_layer_norm": "layer_norm", "rsub": "sub", "remainder": "mod",
-    "_native_batch_norm_legit_functional": "batch_norm", "_native_batch_norm_legit_no_training": "batch_norm",
-    "eq": "equal", "ne": "not_equal", "gt": "greater", "lt": "less", "ge": "greater_or_equal",
-    "le": "less_or_equal", "logical_and": "and", "logical_or": "or", "logical_not": "not",
-    "logical_xor": "xor", "masked_fill": "where", "tril": "trilu", "triu": "trilu", "sgn": "sign",
-    "upsample_nearest2d": "resize", "upsample_bilinear2d": "resize", "upsample_bicubic2d": "resize",
-    "full": "fill", "zeros": "fill", "ones": "fill", "empty": "fill", "full_like": "fill",
-    "zeros_like": "fill", "ones_like": "fill", "scalar_tensor": "fill", "arange": "fill",
-    "new_zeros": "fill", "new_ones": "fill",
-    "new_full": "fill", "cross_entropy_loss": "sparse_softmax_cross_entropy",
-}  # fmt: skip
+_NAMES: Final = """
+    and: logical_and __and__ | atan: atan2 | attention: scaled_dot_product_attention
+      _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
+      _scaled_dot_product_efficient_attention | average_pool: avg_pool1d avg_pool2d avg_pool3d
+      adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d |
+    batch_norm: _native_batch_norm_legit_functional _native_batch_norm_legit_no_training |
+    bit_shift: __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift |
+    cast: to _to_copy type_as float | clip: clamp hardtanh nan_to_num |
+    concat: cat stack complex block_diag | conv: conv1d conv2d conv3d convolution |
+    conv_transpose: conv_transpose1d conv_transpose2d conv_transpose3d | copy: clone roll im2col |
+    cum_sum: cumsum cumprod cummax cummin | depth_to_space: pixel_shuffle | dft: fft_rfft fft_irfft |
+    equal: eq | erf: erfc erfinv | exp: expm1 exp2 | fill: full zeros ones empty full_like zeros_like
+      ones_like scalar_tensor arange new_zeros new_ones new_full zero empty_like new_empty eye linspace rand
+      rand_like randn randn_like randint randperm bernoulli exponential normal uniform
+      tril_indices triu_indices hann_window | floor: trunc |
+    floor_div: floor_divide | gather: embedding index index_select take | gather_elements: take_along_dim |
+    gemm: addmm baddbmm addmv | greater: gt | greater_or_equal: ge |
+    grid_sample: grid_sampler grid_sampler_2d grid_sampler_3d | gru: gru_cell | hard_sigmoid: hardsigmoid |
+    hard_swish: hardswish | is_inf: isinf isfinite | is_nan: isnan | layer_norm: native_layer_norm |
+    leaky_relu: rrelu | less: lt | less_or_equal: le | log: log1p log2 log10 | log_softmax: _log_softmax |
+    lstm: lstm_cell | matmul: mm bmm _int_mm dot mv cdist | max_pool: max_pool1d max_pool2d max_pool3d
+      adaptive_max_pool2d adaptive_max_pool1d adaptive_max_pool3d max_pool1d_with_indices
+      max_pool2d_with_indices max_pool3d_with_indices | mod: remainder fmod | mul: outer deg2rad rad2deg |
+    negative_log_likelihood_loss: nll_loss nll_loss_nd nll_loss2d | not: logical_not | not_equal: ne |
+    or: logical_or __or__ | pad: constant_pad_nd diag_embed reflection_pad1d reflection_pad2d
+      replication_pad1d replication_pad2d replication_pad3d | reduce_all: all | reduce_any: any |
+    reduce_l1: l1_loss | reduce_l2: linalg_vector_norm norm std var std_mean var_mean |
+    reduce_log_sum_exp: logsumexp | reduce_max: amax max | reduce_mean: mean nanmean |
+    reduce_min: amin min | reduce_prod: prod | reduce_sum: sum nansum count_nonzero |
+    reduce_sum_square: mse_loss | relu: clamp_min clamp_max | reverse: flip fliplr flipud rot90 |
+    rnn: rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell | scatter_elements: scatter scatter_add index_add
+      index_copy index_fill index_put masked_scatter scatter_reduce select_scatter slice_scatter col2im |
+    shrink: hardshrink softshrink | sign: sgn | silu: glu | softmax: _softmax | softplus: log_sigmoid |
+    space_to_depth: pixel_unshuffle | sparse_softmax_cross_entropy: cross_entropy_loss | sub: rsub |
+    thresholded_relu: threshold | tile: repeat repeat_interleave | top_k: topk sort argsort |
+    transpose: channel_shuffle | trilu: tril triu | where: masked_fill | xor: logical_xor __xor__
+"""
+"""Kind of op → names of ATen's operators."""
+_RENAMED: Final = {
+    name: kind
+    for kind, _, names in (one.strip().partition(":") for one in _NAMES.split("|"))
+    for name in names.split()
+}
 
-_RESIZE = {"nearest2d": "nearest", "bilinear2d": "linear", "bicubic2d": "cubic"}
-
+_RESIZES: Final = ("upsample_", "_upsample_")
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+_CELLS: Final = frozenset({"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"})
 
 
 def operator_name(target: Any) -> str:
@@ -113,7 +129,7 @@ def kind_of(name: str, node: Any) -> str | None:
         Its arguments, and the tensors in its ``meta``, decide if the name does not.
     """
     source = node.args[0].meta.get("val") if node.args and hasattr(node.args[0], "meta") else None
-    strided = source is not None and not source.is_contiguous()
+    strided = source is not None and hasattr(source, "shape") and not source.is_contiguous()
     if name in ("reshape", "contiguous", "clone") and _joins_heads(node.args[0]):
         return "identity"
     if name in ("reshape", "flatten") and strided and not _is_view(source, node.meta["val"].shape):
@@ -124,11 +140,13 @@ def kind_of(name: str, node: Any) -> str | None:
         return "copy" if source is None else "transpose" if strided else "identity"
     if name == "clone" and strided and node.meta["val"].is_contiguous():
         return "transpose"
-    if name in ("dropout", "native_dropout"):  # in training a mask is drawn and multiplied
+    if name.endswith("dropout"):  # in training a mask is drawn and multiplied
         return "mul" if all(node.args[1:3]) else "identity"
     if name == "linear":
         return "gemm" if len(node.args) > 2 and node.args[2] is not None else "matmul"
-    kind = _RENAMED.get(name, name)
+    kind = "resize" if name.startswith(_RESIZES) else _RENAMED.get(name, name)
+    if name in ("max", "min") and len([*_tensors(node.args)]) > 1:
+        return f"{name}imum"
     if kind == "cast" and source is not None and source.dtype == node.meta["val"].dtype:
         return "identity"
     return kind if kind in COSTS else None
@@ -153,8 +171,8 @@ def order_tensors(name: str, tensors: list[Any]) -> list[Any]:
     """Return the tensors that an operator reads, in the order that its formula expects."""
     if name in ("addmm", "baddbmm"):  # (bias, a, b)
         return [*tensors[1:], tensors[0]]
-    if name in RECURRENT:  # (x, states, weights and biases of each layer)
-        x, states = tensors[0], 2 if name == "lstm" else 1
+    if name in RECURRENT | _CELLS:  # (x, states, weights and biases of each layer)
+        x, states = tensors[0], 2 if name.startswith("lstm") else 1
         matrices_first = sorted(tensors[1 + states :], key=lambda node: -node.meta["val"].dim())
         return [x, *matrices_first, *tensors[1 : 1 + states]]
     return tensors
@@ -239,8 +257,11 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
     if name in RECURRENT:
         matrices = sum(weight.meta["val"].dim() == 2 for weight in args[2])
         return {"matrices": matrices, "layers": args[4], "directions": 1 + args[7], "layout": int(args[8])}
-    if name == "topk":
-        return {"axis": int(argument_at(2, "dim", -1))}
+    if name in _CELLS:
+        return {"matrices": 2, "layout": 2}
+    if name in ("topk", "sort", "argsort", "fft_rfft", "fft_irfft"):
+        at = 1 if "sort" in name and not isinstance(argument_at(1, "stable"), bool) else 2
+        return {"axis": int(argument_at(at, "dim", -1))}
     if name == "index_select":
         return {"axis": int(argument_at(1, "dim") or 0)}
     if name == "cross_entropy_loss":
@@ -249,8 +270,10 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
         return {"num_groups": int(args[1])}
     if name == "einsum":
         return {"equation": str(args[0])}
-    if name.startswith("upsample_"):
-        return {"mode": _RESIZE[name.removeprefix("upsample_")]}
+    if name.startswith(_RESIZES):
+        return {"mode": next(mode for mode in ("nearest", "cubic", "linear") if mode in name)}
+    if name.startswith("grid_sampler"):
+        return {"mode": ("linear", "nearest", "cubic")[args[2]]}
     return {}
 
 
@@ -381,14 +404,19 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
             if operator_name(source.target) not in LISTS:
                 refs[node] = output_name(refs[source], k)
                 continue
-            tensors, said = [source.args[0]], [*source.args, *source.kwargs.items(), k]
+            first = source.args[0]
+            tensors = [first[k] if isinstance(first, list) else first]
+            said = [*source.args, *source.kwargs.items(), k]
             facts = OpFacts("identity", _facts(tensors, dtype), _facts([node], dtype), {})
         else:
             operator, said = operator_name(node.target), [*node.args, *node.kwargs.items()]
             tensors = order_tensors(operator, list(_tensors(node.args, node.kwargs)))
             kind = kind_of(operator, node) or operator
             attributes = attributes_of(operator, node)
-            facts = OpFacts(kind, _facts(tensors, dtype), _facts([node], dtype), attributes)
+            given = _facts(tensors, dtype)
+            if kind == "attention":  # of heads, in any number of axes
+                given = tuple(of._replace(shape=_of_four_axes(of.shape)) for of in given)
+            facts = OpFacts(kind, given, _facts([node], dtype), attributes)
         attributes = {"aten": str(node.target), "arguments": plain_arguments(said), **facts.attributes}
         where = f"{node.name} ({node.target})"
         inputs = [refs[tensor] for tensor in tensors]
@@ -417,6 +445,11 @@ def _operands_to_copy(operator: str, tensors: Sequence[Any]) -> list[int]:
     batches = operator == "matmul" and min(tensor.meta["val"].dim() for tensor in tensors) > 2
     values = [tensor.meta["val"] for tensor in tensors if batches]
     return [k for k, value in enumerate(values) if not _is_view(value, (-1, *value.shape[-2:]))]
+
+
+def _of_four_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    batch, last = (1, *shape)[:-3], (1, 1, 1, *shape)[-3:]
+    return math.prod(batch), *last
 
 
 def _externals(builder: GraphBuilder, program: Any, refs: dict[Any, str], dtype: str | None) -> None:

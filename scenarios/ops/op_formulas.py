@@ -567,7 +567,7 @@ def _gather(op: OpFacts) -> Sizes:
 def _recurrent(op: OpFacts) -> Sizes:
     """A step of a layer, for all gates; ``batch`` directions of ``seq_len`` steps of all layers."""
     x = op.input(0).shape
-    length, *batch = x[-2::-1] if op.attributes.get("layout") else x[:-1]
+    length, *batch = (x[:-1], x[-2::-1], (1, *x[:-1]))[int(op.attributes.get("layout", 0))]  # 2: one step
     (rows, elements), layers = _recurrent_weights(op), int(op.attributes.get("layers", 1))
     ways = math.prod(op.input(1).shape[:-2]) * int(op.attributes.get("directions", 1))
     step = {"m": math.prod(batch), "n": rows // layers // ways, "k": elements // rows}

@@ -111,6 +111,32 @@ def test_recurrent_layers() -> None:
     assert [of["batch"] for of in graph.attributes.values() if "seq_len" in of] == [2]
 
 
+@pytest.mark.parametrize(("part", "kind", "gates"), [(nn.LSTMCell, "lstm", 4), (nn.RNNCell, "rnn", 1)])
+def test_a_cell_is_one_step_of_a_layer(part, kind: str, gates: int) -> None:
+    graph = graph_of(lambda m, x: m.part(x), torch.empty(3, 8), part=part(8, 16))
+    (op,) = (op for op in range(len(graph)) if graph.kind(op) == kind)
+    sizes = {"m": 3, "n": gates * 16, "k": 8 + 16, "seq_len": 1}
+    assert sizes.items() <= graph.attributes[op].items()
+
+
+@pytest.mark.parametrize(
+    ("function", "row"),
+    [
+        (lambda x: F.mse_loss(x, x), ("reduce_sum_square", 48, 192, 4)),
+        (lambda x: x.sort(0)[0], ("top_k", 24 * 3, 96, 96 + 192)),
+        (lambda x: x.max(1)[0], ("reduce_max", 24, 96, 16 + 32)),
+        (lambda x: torch.max(x, x), ("maximum", 24, 192, 96)),
+        (lambda x: x.std(1), ("reduce_l2", 48, 96, 16)),
+        (F.glu, ("silu", 5 * 12, 96, 48)),
+        (lambda x: F.interpolate(x[None], scale_factor=2, mode="linear"), ("resize", 2 * 2 * 48, 96, 192)),
+        (lambda x: F.scaled_dot_product_attention(x, x, x), ("attention", 2 * 48 * 4 + 6 * 16, 288, 96)),
+    ],
+)
+def test_operators_with_another_name(function, row) -> None:
+    found = rows(graph_of(lambda m, x: function(x), torch.empty(4, 6)))
+    assert [each for each in found if each[0] != "identity"] == [row]
+
+
 def test_autocast_casts() -> None:
     """Within the forward or around the import."""
 
