@@ -248,7 +248,9 @@ def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
             name: dict(zip(("bytes", *LinkUse._fields[1:]), use, strict=True))
             for name, use in link_use(trace).items()
         },
-        "unused_devices": unused_devices(trace) if folding is None else list(folding.unused),
+        "unused_devices": unused_devices(trace)
+        if folding is None
+        else [each.name for each in folding.unused],
         "pipeline": None,
         "expect": [],
     }

@@ -97,12 +97,17 @@ def mean_flow_time_ns(trace: Record) -> int | float:
 
 def energy_pj(trace: Record) -> int | None:
     """Return what the devices draw until the makespan, in pJ (mW times ns); None: no power is given."""
-    powers = [device.details.power for device in trace.job.machine.devices]
-    if not any(powers):
-        return None
-    lengths = union(trace.begins_ns, trace.occupied_until_ns, trace.device).lengths(len(powers)).tolist()
-    drawn = [(power, busy_ns) for power, busy_ns in zip(powers, lengths, strict=True) if power]
-    return int(sum(power.idle * trace.makespan_ns + (power.busy - power.idle) * ns for power, ns in drawn))
+    machine, whole = trace.job.machine, trace.makespan_ns
+    unused = () if machine.folding is None else machine.folding.unused
+    lengths = union(trace.begins_ns, trace.occupied_until_ns, trace.device).lengths(len(machine.devices))
+    rows = [*zip(machine.devices, lengths.tolist(), machine.stands_for.tolist(), strict=True)]
+    rows += [(device, 0, 1) for device in unused]
+    drawn = [
+        devices * (power.idle * whole + (power.busy - power.idle) * busy_ns)
+        for device, busy_ns, devices in rows
+        if (power := device.details.power)
+    ]
+    return int(sum(drawn)) if drawn else None
 
 
 OBJECTIVES: Final[Mapping[str, tuple[Callable[[Record], Any], str]]] = {

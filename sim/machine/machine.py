@@ -41,7 +41,7 @@ class Folding:
         Simulated device → all devices that do the same, itself first.
     differs : mapping of str to str
         Simulated device → what distinguishes it from the first one.
-    unused : tuple of str
+    unused : tuple of Device
         The other devices of the whole machine, except switches: they run nothing.
     ranks : mapping of str to int
         Communicator → its number of ranks.
@@ -56,7 +56,7 @@ class Folding:
 
     members: Mapping[str, tuple[str, ...]]
     differs: Mapping[str, str]
-    unused: tuple[str, ...] = ()
+    unused: tuple[Device, ...] = ()
     ranks: Mapping[str, int] = field(default_factory=dict)
     order: tuple[str, ...] = ()
 

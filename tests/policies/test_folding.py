@@ -22,9 +22,10 @@ from sim.explain.derived import DerivedColumns
 
 def scenario(ranks: int, rewrite: dict[str, Any], layers: int = 3, **more: Any) -> dict[str, Any]:
     """Return a training step of a stack of products on GPUs that meet over a bandwidth."""
+    gpu = {"kind": "gpu", "bandwidth": "1GB/s", "power": {"busy": "300W", "idle": "60W"}}
     return {
         "machine": {
-            "devices": {"gpu": {"kind": "gpu", "count": ranks, "streams": 5, "bandwidth": "1GB/s"}},
+            "devices": {"gpu": {**gpu, "count": ranks, "streams": 5}},
             "collectives": {"algorithm": "ring", "bandwidth": "1GB/s", "latency": "3ns"},
         },
         "workload": {
@@ -215,6 +216,7 @@ def test_devices_that_are_described_apart(tmp_path: Path) -> None:
     content = scenario(4, {"name": "ddp"}, memory={"devices": {"gpu3": "bfc"}})
     content["machine"]["devices"] |= {"gpu2": {"gap": "5ns"}}
     content["machine"]["hosts"] = {"h": {"devices": ["gpu1"], "threads": 2}}
+    content["machine"]["devices"] |= {"cpu": {"kind": "cpu", "power": {"busy": "200W", "idle": "80W"}}}
     into = same(tmp_path / "a.yaml", content).summary["folded"]["into"]
     assert {name: of["differs"] for name, of in into.items()} == {
         "gpu0": None,
