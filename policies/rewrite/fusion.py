@@ -36,10 +36,10 @@ ELEMENTWISE: Final = ACTIVATIONS | {
     "add", "sub", "mul", "div", "bias_add", "batch_norm", "exp", "sqrt", "rsqrt", "neg", "square",
     "cast", "scale", "maximum", "minimum", "dropout", "erf", "silu", "hard_swish", "mish", "softplus", "log",
     "abs", "pow", "reciprocal", "clip", "where", "hard_sigmoid", "elu", "sin", "cos", "addcmul",
-    "copy", "transpose", "concat", "pad", "slice", "tile", "reverse",
+    "add_n", "copy", "transpose", "concat", "pad", "slice", "tile", "reverse",
 }  # fmt: skip
 REDUCTIONS: Final = frozenset({
-    "softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "instance_norm", "linalg_vector_norm",
+    "softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "instance_norm",
     "reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "reduce_l1", "reduce_l2",
 })  # fmt: skip
 """Kinds that sum rows: computed with what makes these, and with what takes as many numbers as they write."""
@@ -132,6 +132,8 @@ class Fusion:
         first = alone and kernel.ops[0] is record and tensor == record.inputs[0][0]
         if self.patterns != "elementwise" and first and _remapper([*kinds[:3], record.kind]):
             return True
+        if record.kind in REDUCTIONS and _has_several_axes(record):  # in NHWC its loops have another order
+            return False
         starts = {kinds[0], *([] if kernel.ops[0] is record else _kinds(kernel.ops[0])[:1])}
         if self.patterns == "remapper" or record.kind not in JOINS or not (JOINS | STARTS).issuperset(starts):
             return False  # if these are computed with others, all are
@@ -147,6 +149,12 @@ def _is_view(record: OpEntry) -> bool:
     """Return whether an op only shows its first input under another name."""
     plain = not (record.after or record.duration_ns or record.stateful) and len(record.outputs) == 1
     return plain and record.attributes.get("view_of") == 0 and not record.inputs[0][1]
+
+
+def _has_several_axes(record: OpEntry) -> bool:
+    arguments = record.attributes.get("arguments")
+    given = [record.attributes.get("axes"), *(arguments if isinstance(arguments, list) else ())]
+    return any(isinstance(each, list) and len(each) > 1 for each in given)
 
 
 def _join(records: Records, kernels: Sequence[list[OpEntry]], views: Mapping[str, str]) -> None:

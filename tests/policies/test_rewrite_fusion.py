@@ -141,6 +141,14 @@ def test_a_reduction_is_computed_with_what_has_its_rows(fields: dict[str, Any], 
     assert after.bytes_read[1] == 1000
 
 
+def test_the_mean_of_an_image_is_a_kernel_of_its_own() -> None:
+    """Squeeze and excitation costs SE-ResNet-50 32 us an image on an RTX 4090: four passes over tensors."""
+    relu = {"kind": "relu", "inputs": ["x"]}
+    for axes in (["arguments", ["tensor", [2, 3], True]], ["axes", [2, 3]]):
+        mean = {"kind": "reduce_mean", "inputs": ["relu"], "outputs": 10, "attributes": dict([axes])}
+        assert len(Fusion("elementwise").apply(graph({"relu": relu, "mean": mean}))) == 2
+
+
 @pytest.mark.parametrize(("flops", "layout"), [(1, "NHWC"), (2, "NCHW")])
 def test_many_grouped_convolutions_keep_nchw(flops: int, layout: str) -> None:
     grouped = {"in_channels": 64, "group": 2}
