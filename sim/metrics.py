@@ -86,7 +86,8 @@ class LinkUse(NamedTuple):
     transfers : int
         How many crossed it.
     contended_ns : int
-        Time during which at least two transfers were under way over it, or one was and others waited.
+        Time during which at least two transfers were under way over it, or one was and others waited; 0 for a
+        link for which they do not compete.
     bandwidth_utilisation : float or None
         Its bytes / what it could have carried in the makespan; None: it has no limit.
     """
@@ -161,7 +162,7 @@ def link_use(trace: Record) -> dict[str, LinkUse]:
             busy[k],
             _share(busy[k], trace.makespan_ns),
             count[k],
-            int(contended[k]),
+            int(contended[k]) if each.is_contended else 0,
             None
             if each.bandwidth_bytes_per_s is None
             else _share(int(nbytes[k]) * NS_PER_S, each.bandwidth_bytes_per_s * trace.makespan_ns),

@@ -72,6 +72,12 @@ class Link:
         rates = "bandwidth_bytes_per_s connection_bytes_per_s chunk_bytes"
         need_whole(self, whose, "", optional=rates, least=1)
 
+    @property
+    def is_contended(self) -> bool:
+        """Whether transfers that are under way at one time compete for it."""
+        limits = {"serial": True, "independent": None}.get(self.sharing, self.bandwidth_bytes_per_s)
+        return bool(limits or self.connection_bytes_per_s)
+
 
 class Message(NamedTuple):
     """Carried data that is not a transfer of a tensor, but part of a collective.

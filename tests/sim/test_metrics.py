@@ -71,14 +71,18 @@ def test_links_count_every_hop() -> None:
     assert use["xy"].utilisation == 55 / 70
 
 
-@pytest.mark.parametrize(("nbytes", "contended"), [(50, 0), (150, 5)])
-def test_a_transfer_contends_for_a_link_once_its_tensor_is_there(nbytes: int, contended: int) -> None:
+@pytest.mark.parametrize(
+    ("nbytes", "contended", "sharing"), [(50, 0, "serial"), (150, 5, "serial"), (150, 0, "independent")]
+)
+def test_a_transfer_contends_for_a_link_once_its_tensor_is_there(
+    nbytes: int, contended: int, sharing: str
+) -> None:
     """Sent from 10 ns and from 20 ns, at 10 bytes a ns; all are issued at 0 ns."""
     b = GraphBuilder("two")
     for name in "ab":
         b.op(name, duration_ns=10, outputs=nbytes, device="gpu0")
         b.op(f"{name} there", inputs=[name], duration_ns=1, device="gpu1")
-    link = Link("link", "gpu0", "gpu1", bandwidth_bytes_per_s=10**10)
+    link = Link("link", "gpu0", "gpu1", bandwidth_bytes_per_s=10**10, sharing=sharing)
     machine = Machine((Device("gpu0"), Device("gpu1")), (link,), network=make_network)
     use = link_use(simulate(b.build(), machine, InOrder(synchronisation="issue")))
     assert use["link"].contended_ns == contended
