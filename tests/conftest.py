@@ -22,6 +22,7 @@ if checked := os.environ.get("SIM_CHECKED_KERNEL"):  # `make test-all` has built
     for package in (sim.kernel, sim.base):
         package.__path__.insert(0, str(Path(checked).resolve() / package.__name__.replace(".", "/")))
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ |= {"COLUMNS": "80", "_TYPER_FORCE_DISABLE_TERMINAL": "1"}  # help is as wide and plain anywhere
 if not is_compiled():  # its source runs where it would
     os.environ.setdefault("SIM_PURE", "1")
 

@@ -138,7 +138,7 @@ def test_what_a_preset_says_of_its_network_can_be_changed_key_by_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", [*FOLDER.glob("*.yaml"), *FOLDER.glob("machines/*.yaml")], ids=lambda f: f.stem
+    "file", sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("machines/*.yaml")]), ids=lambda f: f.stem
 )
 def test_every_number_has_its_source_beside_it(file: Path) -> None:
     """A line with a quantity has a comment, or stands in a block whose first such line has one."""
