@@ -82,7 +82,7 @@ def test_a_process_that_the_executor_does_not_know_of_is_ended() -> None:
     stray = get_context("spawn").Process(target=time.sleep, args=(60,))
     with pytest.raises(ZeroDivisionError):
         _fail_beside(stray)
-    stray.join(5)
+    stray.join(30)
     assert stray.exitcode == -signal.SIGTERM
 
 
