@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from cli_runner import sim
-from cuda_programs import Step, gpu, host, ran
+from cuda_programs import Host, Step, gpu, host, ran
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +21,7 @@ from test_import_kineto_what_if import STEPS, starts_and_ends, tasks_of
 
 from scenarios.importers import load_graph
 from scenarios.importers.kineto.kineto import load
+from scenarios.importers.kineto.kineto_host import APART_NS
 from scenarios.recorded.setup import run_recorded
 from sim.base.errors import InputError
 
@@ -152,8 +153,12 @@ def test_a_recording_comes_out_again_as_xla_itself_reads_it() -> None:
 def test_the_recording_of_a_drawn_program_comes_out_again(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step], random: Any
 ) -> None:
+    """Times are whole `unit`s: by less the clocks of host and GPU may be apart, and order tells nothing."""
+    unit = APART_NS // US + 1
+    steps = [("work", unit * step[1]) if step[0] == "work" else step for step in steps]
     program = [("launch", 7), *steps, ("launch", 7)]
-    was = ran(program, [random.randint(1, 300) for _ in program], clock=1000)
+    durations = [unit * random.randint(1, 300) for _ in program]
+    was = ran(program, durations, clock=1000, costs=Host(*(unit * cost for cost in Host())))
     path = tmp_path_factory.mktemp("drawn") / "host.xplane.pb"
     graph = load(written(path, *planes_of(was.events)))
     start, _ = starts_and_ends(graph)
