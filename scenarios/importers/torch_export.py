@@ -413,6 +413,12 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
             tensors = order_tensors(operator, list(_tensors(node.args, node.kwargs)))
             kind = kind_of(operator, node) or operator
             attributes = attributes_of(operator, node)
+            if (
+                operator in WINDOWS
+                and node.meta["val"].stride(1) == 1
+                and not node.meta["val"].is_contiguous()
+            ):
+                attributes["data_format"] = "NHWC"
             given = _facts(tensors, dtype)
             if kind == "attention":  # of heads, in any number of axes
                 given = tuple(of._replace(shape=_of_four_axes(of.shape)) for of in given)
