@@ -70,9 +70,10 @@ def weighted_tardiness_ns(trace: Record) -> int | None:
     due = due_ops(trace.job.graph)
     if not due:
         return None
-    rows = zip(trace.tasks["op"].tolist(), trace.tasks["end_ns"].tolist(), strict=True)
-    late = ((end, *due[op]) for op, end in rows if op in due)
-    return int(sum(weight * max(0, end - due_ns) for end, due_ns, weight in late))
+    devices = trace.job.machine.stands_for[trace.device]
+    columns = (trace.tasks["op"].tolist(), trace.tasks["end_ns"].tolist(), devices.tolist())
+    late = ((end, n, *due[op]) for op, end, n in zip(*columns, strict=True) if op in due)
+    return int(sum(n * weight * max(0, end - due_ns) for end, n, due_ns, weight in late))
 
 
 def total_flow_time_ns(trace: Record) -> int:
@@ -81,12 +82,20 @@ def total_flow_time_ns(trace: Record) -> int:
     released = released_ns(trace.job.graph)
     ends = np.zeros((trace.job.iterations, len(released)), np.int64)
     np.maximum.at(ends, (trace.tasks["iteration"], job[trace.tasks["op"]]), trace.tasks["end_ns"])
-    return int((ends - released).sum())
+    return int(((ends - released) * _copies_of_jobs(trace.job)).sum())
 
 
 def n_jobs(job: Job) -> int:
     """Return how many jobs there are, over all iterations."""
-    return job.iterations * len(released_ns(job.graph))
+    return job.iterations * int(_copies_of_jobs(job).sum())
+
+
+def _copies_of_jobs(job: Job) -> IntArray:
+    """Return how many devices run each job: more than one where ranks are folded."""
+    number = jobs_of(job.graph)
+    found = np.ones(int(number.max(initial=-1)) + 1, np.int64)
+    found[number] = job.machine.stands_for[job.device_of]
+    return found
 
 
 def mean_flow_time_ns(trace: Record) -> int | float:

@@ -345,6 +345,8 @@ def why_not(ranked: Ranked, devices: Sequence[str], machine: Machine) -> list[st
         for program in programs
         for op, root in program.attribute("root").items()
     ][:1]
+    if any(program.attribute("resources") for program in programs):
+        found.append("the resources of the machine are shared by all of them")
     for host in machine.hosts:
         here = [name for name in host.serves if name in every]
         if here and (len(host.serves) > 1 or host.process):
@@ -405,7 +407,6 @@ def fold(
             {name: len(inside) for name, inside in meets.inside.items()},
             tuple(d.name for d in machine.devices if d.name in simulated),
         ),
-        resources=machine.resources,
     )
     return meets.graph(stands, sort, on), folded
 

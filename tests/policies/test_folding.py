@@ -215,6 +215,7 @@ def test_a_group_behind_a_slow_link(tmp_path: Path) -> None:
 def test_devices_that_are_described_apart(tmp_path: Path) -> None:
     content = scenario(4, {"name": "ddp"}, memory={"devices": {"gpu3": "bfc"}})
     content["machine"]["devices"] |= {"gpu2": {"gap": "5ns"}}
+    content["workload"]["ops"]["l1"]["attributes"] = {"due": "150ns", "weight": 2}
     content["machine"]["hosts"] = {"h": {"devices": ["gpu1"], "threads": 2}}
     content["machine"]["devices"] |= {"cpu": {"kind": "cpu", "power": {"busy": "200W", "idle": "80W"}}}
     into = same(tmp_path / "a.yaml", content).summary["folded"]["into"]
@@ -249,6 +250,13 @@ def test_nccls_channels_hold_sms_of_folded_ranks_too(tmp_path: Path) -> None:
         (
             {"machine.hosts": {"h": {"devices": ["gpu1", "gpu2"]}}},
             "host 'h' is not there for gpu1 alone",
+        ),
+        (
+            {
+                "machine.resources": {"crane": 1},
+                "workload.ops.l0.attributes": {"resources": {"crane": 1}},
+            },
+            "the resources of the machine are shared by all of them",
         ),
         ({"policy.compile.2": "prune"}, "prune rewrites what all ranks run, after ddp"),
         ({"policy.placement": "heft"}, "the placement Heft may decide for one rank by what others have"),
