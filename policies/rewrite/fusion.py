@@ -228,6 +228,11 @@ def _fuse(ops: Sequence[OpEntry], records: Records, views: Mapping[str, str]) ->
     for op in ops:
         again = {t for t in op.reads if t in loaded or views.get(t, t) in inside}
         bytes_read += max(0, op.bytes_read - sum(map(records.nbytes, again)))
+        if op.kind in (
+            "group_norm",
+            "instance_norm",
+        ):  # once for the sums, and again: an image is a large row
+            bytes_read += min(bytes_read, op.bytes_read)
         loaded.update(op.reads)
         if op is not first:
             attributes |= {key: value for key, value in op.attributes.items() if key not in (*SIZES, "fused")}
