@@ -142,8 +142,12 @@ def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 
 def _mapping(spec: object) -> Mapping[str, Any]:
+    if isinstance(spec, str):
+        return {"preset": spec}
     if not isinstance(spec, Mapping):
-        raise InputError(f"{spec!r} is not a description of a device; accepted: a mapping of keys")
+        raise InputError(
+            f"{spec!r} is not a description of a device; accepted: a preset or a mapping of keys"
+        )
     return spec
 
 
@@ -251,10 +255,10 @@ def make_machine(
     Parameters
     ----------
     spec : mapping
-        Keys of `devices.describe.fields.MACHINE_FIELDS`. A device with a ``count`` stands for several, named
-        ``name0``, ``name1``, ...; a further entry for one of them (``gpu3``) changes only that one. With a
-        machine ``preset``, devices and links of the same name are merged over those of the preset, and
-        others are added.
+        Keys of `devices.describe.fields.MACHINE_FIELDS`. A device may be the name of a preset. One with a
+        ``count`` stands for several, named ``name0``, ``name1``, ...; a further entry for one of them
+        (``gpu3``) changes only that one. With a machine ``preset``, devices and links of the same name are
+        merged over those of the preset, and others are added.
     origin, kinds
         As for `make_device`.
 

@@ -367,6 +367,8 @@ def with_names(schema: dict[str, Any]) -> None:
     entry["properties"] |= policy["properties"]  # an entry of ``compare`` has the keys of a policy
     del kinds["Choice"]
     _offer(schema["properties"]["machine"], machines)
+    devices = kinds["Machine"]["properties"]["devices"]["additionalProperties"]
+    _offer(devices, plugins.names("sim.devices"))
     _offer(schema["properties"]["policy"], policies)
     schema["properties"]["policy"]["default"] = "ready-queue"
     _offer(schema["properties"]["compare"]["items"], policies)

@@ -59,6 +59,8 @@ def machine_preset(name: str, origin: plugins.Origin = plugins.NOWHERE) -> dict[
     >>> machine_preset("dgx-h100")["devices"]["gpu"]
     {'preset': 'h100-sxm', 'count': 8}
     """
+    if name in plugins.names("sim.devices") and name not in plugins.names("sim.machines"):
+        raise InputError(f"{name!r} is a device; a machine has devices: {{NAME: {name}}}")
     return _describe("sim.machines", name, origin)
 
 

@@ -39,6 +39,10 @@ def _check_row(row: Row) -> Any:
     return Annotated[Any, BeforeValidator(reader(check)), WithJsonSchema(schema)]
 
 
+PRESET: Final = Shorthand("preset")
+"""The name of a preset stands for a machine, or for a device."""
+
+
 def _model(
     name: str, doc: str, rows: Mapping[str, Row], named: frozenset[str] | None, **special: Any
 ) -> type[BaseModel]:
@@ -66,7 +70,7 @@ def machine_model(named: frozenset[str] | None = None) -> type[BaseModel]:
         "Devices, the links between them, and the hosts that issue to them.",
         MACHINE_FIELDS,
         named,
-        devices=dict[Name, device],  # type: ignore[valid-type]
+        devices=dict[Name, Annotated[device, PRESET]],  # type: ignore[valid-type]
         links=list[link],  # type: ignore[valid-type]
         hosts=dict[Name, host],  # type: ignore[valid-type]
     )
@@ -84,9 +88,8 @@ def _keys(value: Any) -> Iterator[Any]:
 
 def _read(value: Any) -> BaseModel:
     whole = PRESET.whole(value)
-    return machine_model(frozenset(_keys(whole))).model_validate(whole)
+    return machine_model(frozenset(_keys(whole)) | {"preset"}).model_validate(whole)
 
 
-PRESET: Final = Shorthand("preset")
 AnyMachine = Annotated[BaseModel, PlainValidator(_read)]
 """A machine, or the name of a preset."""

@@ -280,17 +280,24 @@ _SHORT: Final = {
 """Ends of paths whose mapping may be a mere name, the value of this key: ``--set`` may add keys to it."""
 
 
-def _laid_over(base: Node, over: Node) -> Node:
+def _laid_over(base: Node, over: Node, at: str = "") -> Node:
     """Return `base` overridden by `over`: mappings key by key, anything else as a whole.
 
     A mapping with another preset describes another thing: of the old one, only the number of them is kept.
     """
+    short = _short(at)
+    if short and isinstance(base.value, str) and isinstance(over.value, dict):
+        base = Node({short: base}, base.place)
+    if short == "preset" and isinstance(base.value, dict) and isinstance(over.value, str):
+        over = Node({short: over}, over.place)
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
     old, new = (node.child("preset") for node in (base, over))
     other = new is not None and (old is None or old.plain() != new.plain())
     below = {key: node for key, node in base.value.items() if not other or key in _HOW_MANY}
-    both = {key: _laid_over(below[key], node) for key, node in over.value.items() if key in below}
+    both = {
+        key: _laid_over(below[key], node, f"{at}.{key}") for key, node in over.value.items() if key in below
+    }
     return Node({**below, **over.value, **both}, over.place, {**base.keys, **over.keys})
 
 
@@ -329,4 +336,6 @@ def _replace(node: Node, rest: str, whole: str, value: Node, place: Place) -> No
 
 def _short(at: str) -> str | None:
     """Return the key that a mere name stands for at this path, or None if it stands for nothing."""
+    if f".{at}".rpartition(".")[0].endswith(".machine.devices"):
+        return "preset"
     return next((key for end, key in _SHORT.items() if f".{at}".endswith(f".{end}")), None)

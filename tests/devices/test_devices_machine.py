@@ -210,7 +210,7 @@ def test_one_core_has_its_share_of_the_peaks() -> None:
         ({"preset": "h200-sxm", "kind": "cpu"}, "is a gpu, not a cpu"),
         ({"streams": 2}, "needs a kind"),
         ({"kind": "gpu", "count": 2}, "only a machine has several"),
-        ("h200-sxm", "is not a description of a device"),
+        (["h200-sxm"], "is not a description of a device"),
     ],
 )
 def test_wrong_descriptions_are_refused(spec: Any, message: str) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
-from devices.machine import make_device
+from devices.machine import make_device, make_machine
 from scenarios.file.document import Document
 from scenarios.regression import is_scenario
 from scenarios.run.execute import run_scenario
 from scenarios.run.load import load_scenario
+from sim import Machine
 from sim.base.errors import ScenarioError
 
 BASE = """\
@@ -42,6 +43,30 @@ def test_mappings_are_merged_and_the_rest_is_replaced(tmp_path: Path) -> None:
     assert [*scenario.graph.op_names] == ["a", "b", "c"]
     result = run_scenario(scenario)
     assert (result.trace.makespan_ns, result.passed) == (40_000, True)
+
+
+def test_the_name_of_a_preset_stands_for_a_device_or_a_machine(tmp_path: Path) -> None:
+    """Both ways round a name is laid over and under what it stands for."""
+
+    def devices(machine: Machine) -> list[tuple[str, int | None, int]]:
+        return [(device.name, device.memory_bytes, device.gap_ns) for device in machine.devices]
+
+    for base, over, spec in (
+        ("h100-sxm", "{count: 2, gap: 9us}", {"preset": "h100-sxm", "count": 2, "gap": "9us"}),
+        ("{preset: h100-sxm, count: 2, gap: 9us}", "h200-sxm", {"preset": "h200-sxm", "count": 2}),
+        ("{preset: h200-sxm, gap: 9us}", "h200-sxm", {"preset": "h200-sxm", "gap": "9us"}),
+        ("{kind: gpu, gap: 9us}", "h200-sxm", "h200-sxm"),
+    ):
+        of = f"machine: {{devices: {{gpu: {base}}}}}\n{OPS}"
+        found = load_scenario(laid(tmp_path, f"machine: {{devices: {{gpu: {over}}}}}", of)).machine
+        assert devices(found) == devices(make_machine({"devices": {"gpu": spec}}))
+    of = f"machine: {{preset: dgx-h100, nodes: 2}}\n{OPS}"
+    found = load_scenario(laid(tmp_path, "machine: dgx-a100", of)).machine
+    assert devices(found) == devices(make_machine({"preset": "dgx-a100", "nodes": 2}))
+    with pytest.raises(
+        ScenarioError, match=r"'h100-sxm' is a device; a machine has devices: \{NAME: h100-sxm"
+    ):
+        load_scenario(write(tmp_path, f"machine: h100-sxm\n{OPS}")).machine  # noqa: B018
 
 
 def test_another_preset_keeps_no_number_of_the_one_before(tmp_path: Path) -> None:
