@@ -461,7 +461,10 @@ class Model:
     def log_ns(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, dict[str, FloatArray]]:
         """Return the logarithm of each row's ns before any shift, and all features."""
         base, features = self.base(sizes, sheet)
-        return np.log(base) + grid_correction(self.grids, features), features
+        correction = grid_correction(self.grids, features)
+        if sheet.is_half_rate(self.dtype):  # at full rate power slows long products
+            correction = np.where(features["balance"] > 0, np.minimum(correction, 0), correction)
+        return np.log(base) + correction, features
 
     def base(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, dict[str, FloatArray]]:
         """Return what physics alone says in ns, and all features."""
