@@ -385,7 +385,8 @@ def _sizes(op: OpEntry, kind: str) -> dict[str, Any]:
     own = op.attributes
     if kind == "bias_add_grad" and {"m", "n"} <= own.keys():
         return {"rows": own["m"] * own.get("batch", 1), "columns": own["n"]}
-    return {key: own[key] for key in own if key in SIZES} if kind.endswith("_grad") else {}
+    kept = SIZES | {"data_format"}
+    return {key: own[key] for key in own if key in kept} if kind.endswith("_grad") else {}
 
 
 # ----------------------------------------------------------------------------------------------------------

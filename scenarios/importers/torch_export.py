@@ -219,6 +219,11 @@ def _numbers(argument: Any) -> list[int]:
     return [int(n) for n in listed] if all(isinstance(n, int) for n in listed) else []
 
 
+def _has_channels_last(node: Any) -> bool:
+    value = node.meta["val"]
+    return bool(value.stride(1) == 1 and not value.is_contiguous())
+
+
 def attributes_of(name: str, node: Any) -> dict[str, Any]:
     """Return what a formula needs besides the shapes."""
     args = node.args
@@ -243,7 +248,9 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
         axes = len(node.meta["val"].shape) - 2
         pads = padding * 2 if len(padding) == axes else padding * 2 * axes if len(padding) == 1 else []
         found = {"strides": stride, "pads": pads, "dilations": dilation}
-        return {key: numbers for key, numbers in found.items() if numbers}
+        last = any(map(_has_channels_last, args[:2]))  # of image or weights (aten/native/ConvUtils.h)
+        format = {"data_format": "NHWC"} if last and axes == 2 else {}
+        return {key: numbers for key, numbers in found.items() if numbers} | format
     if name in CAUSAL:
         return {"is_causal": bool(argument_at(CAUSAL[name], "is_causal", False))}
     if "batch_norm" in name:

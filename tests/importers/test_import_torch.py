@@ -204,6 +204,20 @@ def test_products_of_heads_copy_their_operands() -> None:
     assert [rows(graph)[op][1:] for op in copies] == [(0, 960, 960)] * 2 + [(0, 600, 600)] * 2
 
 
+def test_channels_last_are_what_strides_say() -> None:
+    """Of the image or the weights: a norm over channels leaves them last."""
+
+    def forward(m, x):
+        y = m.norm(m.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return m.conv(y)
+
+    graph = graph_of(
+        forward, torch.empty(2, 4, 8, 8), conv=nn.Conv2d(4, 4, 3, padding=1), norm=nn.LayerNorm(4)
+    )
+    convs = [op for op in range(len(graph)) if graph.kind(op) == "conv"]
+    assert [graph.attributes[op].get("data_format") for op in convs] == [None, "NHWC"]
+
+
 def test_sizes_of_operators() -> None:
     def forward(m, x, words):
         y = F.max_pool2d(m.norm(m.conv(x)), 3, stride=2, padding=1)
