@@ -254,8 +254,9 @@ class Jobs:
             _check_faults(case, job)
         decisions = case.decisions
         entry, of = case.scenario.checked.get("effects", (None, None))
-        if decisions.said is not None or entry != decisions.loc or of is not case.scenario:
-            refuse_without_effect(case)  # once, not for each schedule that a search tries
+        seen = decisions.said is None and entry == decisions.loc and of is case.scenario
+        if not (seen or case.made):  # once, not for each schedule that a search tries, nor for what-ifs
+            refuse_without_effect(case)
             case.scenario.checked["effects"] = decisions.loc, case.scenario
         known, of = case.scenario.checked.get("costs"), (case.work.graph, job.graph, job)
         case.scenario.checked["costs"] = of

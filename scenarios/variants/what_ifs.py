@@ -279,12 +279,12 @@ class WhatIfs(Variants):
         graph, case = self.graph, self._as_it_is
         if variant.what_if:
             graph = apply_changes(self.timed_graph, read_what_if(variant.what_if))
-        scenario, workload = case.scenario, case.scenario.content.workload
-        if isinstance(workload, ImportedFile):
-            content = scenario.content.model_copy(update={"workload": workload.with_graph(graph)})
-            case = replace(scenario, content=content).case()
-            if variant.machine is None:
-                return case
+            scenario, workload = case.scenario, case.scenario.content.workload
+            if isinstance(workload, ImportedFile):
+                content = scenario.content.model_copy(update={"workload": workload.with_graph(graph)})
+                case = replace(scenario, content=content).case()
+        elif variant.machine is None:
+            return case
         work = case.work._replace(graph=graph)
         if variant.machine is not None:
             work = work._replace(machine=variant.machine(work.machine))

@@ -252,6 +252,30 @@ def test_a_scenario_s_machine_is_changed_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("work", "compile_", "takes", "all_kernels", "products"),
+    [
+        ("a: {kind: matmul, duration: 10us}, b: {kind: relu, inputs: [a], output: 1B}", "", 14, 7, 9),
+        # a, loss_grad and weight_grad, all of a's duration, and the update
+        ("a: {kind: matmul, inputs: [w], output: 1B, duration: 10us}", ", compile: [training]", 34, 17, 19),
+    ],
+)
+def test_a_scenario_whose_device_has_costs_is_changed_in_all_ops(
+    tmp_path: Path, work: str, compile_: str, takes: int, all_kernels: int, products: int
+) -> None:
+    """What the cost model times takes 4 us; with products twice as fast, every op has a duration."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "machine: {devices: {gpu0: {kind: gpu}}}\ncost: {fixed: 4us}\n"
+        f"workload: {{parameters: {{w: 1B}}, ops: {{{work}}}}}\npolicy: {{name: in-order{compile_}}}\n"
+    )
+    told = json.loads(sim("whatif", path, "--json").stdout)
+    found = {each["label"]: each["makespan_ns"] // 1000 for each in told["what_ifs"] if each["makespan_ns"]}
+    assert told["makespan_ns"] == takes * 1000
+    assert found["all kernels twice as fast"] == all_kernels
+    assert found["matmul twice as fast"] == products
+
+
+@pytest.mark.parametrize(
     ("number", "streams", "attributes", "takes"),
     [
         ("", None, "", None),  # all on the first one

@@ -137,9 +137,10 @@ def whatif(
     with progress(f"simulating {name}"):
         recorded_ns = what_ifs.recorded_ns
         if not recorded_ns:  # do not list what only recordings have
-            known = [each for each in known if what_ifs.timed and not each.why_not]
-            labels = {each.label for each in known}
-            known += [each for each in machine_trials(what_ifs.trace) if each.label not in labels]
+            trials = machine_trials(what_ifs.trace)  # of compiled ops, too
+            labels = {each.label for each in trials}
+            known = [each for each in known if what_ifs.timed and not (each.why_not or each.label in labels)]
+            known += trials
     trials = chosen(known, only or [""])
     with progress(f"simulating {name} with {format_count(len(trials) + len(given), 'change')}"):
         rows = list(try_all(what_ifs, trials, given))
