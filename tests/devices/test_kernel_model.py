@@ -195,9 +195,9 @@ def test_products_answer_everywhere_and_doubling_helps_nobody_much(
     assert np.isfinite(ns).all()
     assert (ns > 500).all()
     assert ((width > 0) & (width < 2)).all()
-    assert (
-        ns[1] > 0.5 * ns[0]
-    )  # a library has better tiles for some; nothing is twice as fast with more to do
+    # A library has better tiles for some, and splits k for more rows: an L40S takes 18 us for 4 x 64 x 4096
+    # and 4 for 8 rows. Otherwise nothing is twice as fast with more to do.
+    assert ns[1] > 0.5 * ns[0] or max(m, n) <= 32
 
 
 @given(st.floats(1e3, 1e12), st.floats(1, 1e10), st.floats(1, 1e5))
