@@ -117,6 +117,7 @@ arXiv 1910.02054, 3.1).
 
 _ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 _ONE: Final = Fraction(1)
+_INDEXED: Final = ("gather", "gather_elements", "gather_nd", "scatter_elements", "scatter_nd")
 
 
 def elements(nbytes: int, dtype: str | None) -> int:
@@ -124,11 +125,15 @@ def elements(nbytes: int, dtype: str | None) -> int:
     return nbytes // _ITEM.get(dtype or "fp32", 4)
 
 
-def differentiable(record: OpEntry) -> list[Edge]:
-    """Return the inputs that may have gradients: all but the running statistics, last two of a batch_norm."""
+def differentiable(record: OpEntry) -> list[tuple[int, Edge]]:
+    """Return place and edge of the inputs that may have gradients.
+
+    Not the running statistics, last two of a batch_norm, nor the indices, second of what gathers or scatters.
+    """
+    inputs = [*enumerate(record.inputs)]
     if record.kind == "batch_norm" and len(record.inputs) >= 4:
-        return record.inputs[:-2]
-    return record.inputs
+        return inputs[:-2]
+    return inputs[:1] + inputs[2:] if record.kind in _INDEXED else inputs
 
 
 class Backward:
@@ -181,7 +186,7 @@ class Backward:
         dy = [grad for grad in map(self.gradient, op.tensors) if grad is not None]
         wanted = [
             (k, tensor)
-            for k, (tensor, distance) in enumerate(differentiable(op))
+            for k, (tensor, distance) in differentiable(op)
             if tensor in self.active and not distance
         ]
         if not dy or not wanted or op.kind in CUT:
@@ -294,7 +299,7 @@ class Backward:
         if not op.attributes.get("training_mode"):
             op.attributes["training_mode"] = True
             op.flops = op.flops * 7 // 2
-        reads = [dy[0], *(tensor for tensor, _ in differentiable(op))]
+        reads = [dy[0], *(tensor for _, (tensor, _) in differentiable(op))]
         self._together(op, "batch_norm_grad", reads, wanted, Fraction(9, 7))
 
     def _keep(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
@@ -543,6 +548,6 @@ def _active(order: Sequence[OpEntry], trained: set[str]) -> set[str]:
     active = set(trained)
     for record in order:
         reached = any(tensor in active and not distance for tensor, distance in record.inputs)
-        if reached and record.kind not in CUT and any(t in active for t, _ in differentiable(record)):
+        if reached and record.kind not in CUT and any(t in active for _, (t, _) in differentiable(record)):
             active.update(record.tensors)
     return active

@@ -56,7 +56,8 @@ _NAMES: Final = """
     batch_norm: _native_batch_norm_legit_functional _native_batch_norm_legit_no_training |
     bit_shift: __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift |
     cast: to _to_copy type_as float | clip: clamp hardtanh nan_to_num |
-    concat: cat stack complex block_diag | conv: conv1d conv2d conv3d convolution |
+    concat: cat stack complex block_diag select_scatter slice_scatter |
+    conv: conv1d conv2d conv3d convolution |
     conv_transpose: conv_transpose1d conv_transpose2d conv_transpose3d | copy: clone roll im2col |
     cum_sum: cumsum cumprod cummax cummin | depth_to_space: pixel_shuffle | dft: fft_rfft fft_irfft |
     equal: eq | erf: erfc erfinv | exp: expm1 exp2 | fill: full zeros ones empty full_like zeros_like
@@ -79,7 +80,7 @@ _NAMES: Final = """
     reduce_min: amin min | reduce_prod: prod | reduce_sum: sum nansum count_nonzero |
     reduce_sum_square: mse_loss | relu: clamp_min clamp_max | reverse: flip fliplr flipud rot90 |
     rnn: rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell | scatter_elements: scatter scatter_add index_add
-      index_copy index_fill index_put masked_scatter scatter_reduce select_scatter slice_scatter col2im |
+      index_copy index_fill index_put masked_scatter scatter_reduce col2im |
     shrink: hardshrink softshrink | sign: sgn | silu: glu | softmax: _softmax | softplus: log_sigmoid |
     space_to_depth: pixel_unshuffle | sparse_softmax_cross_entropy: cross_entropy_loss | sub: rsub |
     thresholded_relu: threshold | tile: repeat repeat_interleave | top_k: topk sort argsort |

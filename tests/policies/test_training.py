@@ -335,6 +335,15 @@ def test_weights_in_fp32_that_are_cast_to_16_bits_need_no_copy(of_cast: str) -> 
     assert step.dtypes[int(step.dtype_code[update])] == "fp32"
 
 
+@pytest.mark.parametrize("kind", ["gather", "gather_elements", "scatter_elements"])
+def test_indices_are_not_trained(kind: str) -> None:
+    """An index may be a buffer of the module, as in the biases by relative position of a Swin transformer."""
+    b = GraphBuilder("by index")
+    b.parameter("w", 400), b.parameter("index", 80)
+    b.op("a", kind=kind, inputs=["w", "index"], outputs=[40])
+    assert [name for name in TrainingRewrite().apply(b.build()).op_names if "/update" in name] == ["w/update"]
+
+
 def test_gradients_of_a_sum_are_cast_to_the_types_of_its_operands() -> None:
     """100 elements, one operand in 16 bits: half the bytes are no axis that was stretched."""
     b = GraphBuilder("residual")
