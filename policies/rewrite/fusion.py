@@ -105,7 +105,7 @@ class Fusion:
             waits = len(sources) > 1 or record.after or any(distance for _, distance in record.inputs)
             for source, tensors in () if _feeds_itself(record, records, place) else sources.items():
                 alone = source.reads == len(tensors)
-                if not (alone or not waits) or not self._fits(kernel, source, records, tensors[0], alone):
+                if not (alone or not waits) or not self._fits(kernel, source, records, tensors, alone):
                     continue  # other readers would wait for what this op waits for, which may be themselves
                 source.rows |= kernel.rows
                 if waits:
@@ -120,8 +120,10 @@ class Fusion:
             _lay_out([record for record in records.ops.values() if record.kind.startswith("conv")])
         return write(records)
 
-    def _fits(self, kernel: _Kernel, source: _Kernel, records: Records, tensor: str, alone: bool) -> bool:
-        """Return whether a kernel that ends with the reader of a tensor can compute it, too."""
+    def _fits(
+        self, kernel: _Kernel, source: _Kernel, records: Records, tensors: list[str], alone: bool
+    ) -> bool:
+        """Return whether a kernel that ends with the reader of these tensors can compute them, too."""
         before, record = source.ops[-1], kernel.ops[-1]
         if source.stays or before.device != record.device:
             return False
@@ -129,7 +131,7 @@ class Fusion:
             if one.stateful or not one.attributes.get("strict", True):
                 return False
         kinds = [kind for op in source.ops[:3] for kind in _kinds(op)]
-        first = alone and kernel.ops[0] is record and tensor == record.inputs[0][0]
+        first = alone and kernel.ops[0] is record and tensors[0] == record.inputs[0][0]
         if self.patterns != "elementwise" and first and _remapper([*kinds[:3], record.kind]):
             return True
         if record.kind in REDUCTIONS and _has_several_axes(record):  # in NHWC its loops have another order
@@ -139,15 +141,16 @@ class Fusion:
             return False  # if these are computed with others, all are
         rows = kernel.rows | source.rows
         sizes = (
-            records.nbytes(tensor),
+            max(map(records.nbytes, tensors)),
             record.bytes_read if record.kind in REDUCTIONS else sum(record.outputs),
         )
         return len(rows) < 2 and (max(sizes) <= _OTHER_SIZE * min(sizes) or (alone and not rows))
 
 
 def _is_view(record: OpEntry) -> bool:
-    """Return whether an op only shows its first input under another name."""
-    plain = not (record.after or record.duration_ns or record.stateful) and len(record.outputs) == 1
+    """Return whether an op does nothing but show its first input under another name."""
+    work = record.flops, record.bytes_read, record.bytes_written, record.duration_ns, record.duration_by_kind
+    plain = not any(work) and not record.after and not record.stateful and len(record.outputs) == 1
     return plain and record.attributes.get("view_of") == 0 and not record.inputs[0][1]
 
 

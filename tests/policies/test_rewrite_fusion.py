@@ -141,6 +141,21 @@ def test_a_reduction_is_computed_with_what_has_its_rows(fields: dict[str, Any], 
     assert after.bytes_read[1] == 1000
 
 
+@pytest.mark.parametrize("scaled", [["sum", "root"], ["root", "sum"]])
+def test_a_norm_that_is_written_out_is_one_kernel(scaled: list[str]) -> None:
+    ops: dict[str, Any] = {
+        "sum": {"kind": "add", "inputs": ["x", "y"]},
+        "square": {"kind": "pow", "inputs": ["sum"]},
+        "mean": {"kind": "reduce_mean", "inputs": ["square"], "outputs": 10},
+        "root": {"kind": "rsqrt", "inputs": ["mean"], "outputs": 10},
+        "norm": {"kind": "mul", "inputs": scaled},
+        "next": {"kind": "matmul", "inputs": ["norm", "sum"]},
+    }
+    after = Fusion("elementwise").apply(graph(ops, ("x", "y")))
+    assert shape(after)["next"] == ("matmul", ["norm", "norm:1"])
+    assert (len(after), after.bytes_read[0], after.bytes_written[0]) == (2, 2000, 2000)
+
+
 def test_the_mean_of_an_image_is_a_kernel_of_its_own() -> None:
     """Squeeze and excitation costs SE-ResNet-50 32 us an image on an RTX 4090: four passes over tensors."""
     relu = {"kind": "relu", "inputs": ["x"]}
