@@ -101,6 +101,13 @@ def test_the_presets_of_the_issue_are_there() -> None:
     assert slow == {"rtx-3090", "rtx-4090", "rtx-5090"}
 
 
+@pytest.mark.parametrize(("gpu", "tflops"), [("rtx-3090", 75.6), ("rtx-4090", 167), ("rtx-5090", 228)])
+def test_large_products_on_a_geforce(gpu: str, tflops: float) -> None:
+    """Medians of torch.matmul in fp16 (zzc0721/torch-performance-test-data)."""
+    ns, _ = load_fits(gpu).predict("products", "fp16", m=8192, n=8192, k=8192)
+    assert float(2 * 8192**3 / ns[0] / 1e3) == pytest.approx(tflops, rel=0.04)
+
+
 def test_ops_that_do_nothing_are_left_to_the_next_model() -> None:
     assert ns_of("reshape") == -1
     assert ns_of("matmul", bytes_read=10**6) > 0  # a product of which only the bytes are known
