@@ -7,7 +7,7 @@
 Nothing is computed: the exporter traces the module with tensors that have a shape but no content. The
 batch size is that of the example inputs.
 
-* Parameters, buffers and constants are parameters of the graph under their own names.
+* Parameters and buffers are parameters of the graph under their own names; constants are inputs.
 * Operators are those that the module calls (``linear``, ``scaled_dot_product_attention``), not their
   decompositions; each has a kind of `scenarios.ops.op_costs` and the attribute ``aten``.
 * An operator without a formula is refused by name; it never silently costs nothing.
@@ -176,6 +176,8 @@ def order_tensors(name: str, tensors: list[Any]) -> list[Any]:
         x, states = tensors[0], 2 if name.startswith("lstm") else 1
         matrices_first = sorted(tensors[1 + states :], key=lambda node: -node.meta["val"].dim())
         return [x, *matrices_first, *tensors[1 : 1 + states]]
+    if name.startswith("new_") or name.endswith("_like"):  # which take a shape
+        return []
     return tensors
 
 
@@ -445,13 +447,30 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
             )
         read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
         computing = [*_values(node), *read]  # operands of several types are brought to that of the result
-        refs[node] = builder.op(
+        made = op_arguments(facts, where, attributes, known=facts.kind in COSTS)
+        if (whole := _whole_of(node)) is not node:  # who reads it from now on, reads what is written here
+            made["outputs"] = [of.nbytes for of in _facts([whole], dtype)]
+        refs[node] = refs[whole] = builder.op(
             node.name,
             inputs=inputs,
-            **op_arguments(facts, where, attributes, known=facts.kind in COSTS),
+            **made,
             dtype=dtypes.math_dtype([_dtype(value, dtype) for value in computing]),
         )
     return builder.build()
+
+
+def _whole_of(node: Any) -> Any:
+    """Return the tensor of which a node changes a part in place, through views; others are their own."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.name.endswith("_") or schema.name.endswith("__"):
+        return node
+    whole = node.args[0]
+    while whole.op == "call_function":
+        part = _is_getitem(whole) and operator_name(whole.args[0].target) in LISTS
+        if not part and kind_of(operator_name(whole.target), whole) != "identity":
+            break
+        whole = whole.args[0].args[0] if part else whole.args[0]
+    return whole
 
 
 def _operands_to_copy(operator: str, tensors: Sequence[Any]) -> list[int]:
@@ -468,7 +487,8 @@ def _of_four_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _externals(builder: GraphBuilder, program: Any, refs: dict[Any, str], dtype: str | None) -> None:
     """Declare inputs, and the parameters that are read."""
-    kept = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
+    specs = (spec for spec in program.graph_signature.input_specs if spec.kind.name != "CONSTANT_TENSOR")
+    kept = {spec.arg.name: spec.target for spec in specs if spec.target}
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.users and _values(node):
             (facts,) = _facts([node], dtype)

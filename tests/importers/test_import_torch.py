@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from scenario_texts import write
 
+from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.simplify import CommonSubexpressions
 from scenarios.importers.torch_export import import_torch
 from scenarios.run.execute import run_scenario
@@ -325,6 +326,21 @@ def test_arguments_in_another_order_and_in_place() -> None:
     a, b, c = torch.empty(5), torch.empty(3, 4), torch.empty(4, 5)
     graph = graph_of(lambda m, a, b, c: torch.addmm(a, b, c).relu_(), a, b, c)
     assert [row[:2] for row in rows(graph)] == [("gemm", 2 * 3 * 4 * 5 + 15), ("relu", 15)]
+
+
+def test_who_reads_a_tensor_reads_what_was_written_into_a_part_of_it() -> None:
+    """A gradient finds its way back, too; `new_zeros` reads no data."""
+
+    def forward(m, x):
+        h = m.a(x)
+        y = h.new_zeros(4, 16)
+        y[:, :8], y[:, 8] = m.b(h), torch.tensor(1.0)
+        return m.c(y)
+
+    graph = graph_of(forward, torch.empty(4, 8), a=nn.Linear(8, 8), b=nn.Linear(8, 8), c=nn.Linear(16, 4))
+    step = TrainingRewrite().apply(graph)
+    updated = [name for name in step.op_names if name.endswith("/update")]
+    assert sorted(updated) == [f"{part}.{what}/update" for part in "abc" for what in ("bias", "weight")]
 
 
 def test_another_data_type() -> None:
