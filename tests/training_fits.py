@@ -1,7 +1,7 @@
 """What the calibrations of the published training steps came out as, so that tests need not fit them again.
 
 ``python -m tests.training_fits DATA`` fits them all, in minutes, and writes the file. Belongs to
-``docs/clusters_training.md``: who writes that page writes this file, too.
+``studies/training/results.md``: who writes that page writes this file, too.
 """
 
 from __future__ import annotations

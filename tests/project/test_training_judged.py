@@ -15,7 +15,7 @@ from studies.training.judge import SOURCES, STEPS_FILE, Judge, memory_errors, sh
 from studies.training.page import faster, page, source_rows, summary
 from studies.training.published import Published, read_published
 
-PAGE = Path(__file__).parents[2] / "docs" / "clusters_training.md"
+PAGE = Path(__file__).parents[2] / "studies" / "training" / "results.md"
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from tools.pages.zero_bubble import FITTED, report_text
 
 pytestmark = pytest.mark.slow
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+RESULTS = Path(__file__).resolve().parents[2] / "studies" / "zero_bubble" / "results.md"
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_two_parameters_predict_what_was_not_fitted(rows: list[Measured]) -> Non
     assert max(abs(error(row, by)) for row in rest) < 0.03
     assert 1.0 < by.slow_down < 1.06  # a pipeline is not faster than its profile
     assert 0.1e6 < by.dispatch_ns < 1.5e6
-    saved = (DOCS / "zero_bubble.md").read_text(encoding="utf-8")
+    saved = RESULTS.read_text(encoding="utf-8")
     assert f"**Dispatch of a slot: {by.dispatch_ns / 1e6:.2f} ms.**" in saved
     assert f"off by **{100 * mean_error(rest, by):.1f} %**" in " ".join(saved.split())
 
@@ -85,4 +85,4 @@ def test_the_step_time_is_the_simulated_one(rows: list[Measured], schedule: str)
 
 
 def test_the_committed_report_is_up_to_date(rows: list[Measured]) -> None:
-    assert (DOCS / "zero_bubble.md").read_text(encoding="utf-8") == report_text(rows)
+    assert RESULTS.read_text(encoding="utf-8") == report_text(rows)

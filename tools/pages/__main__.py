@@ -15,7 +15,7 @@ from tools.pages import validation, zero_bubble
 
 PAGES = {
     "validation": (validation.text, "validation/README.md"),
-    "zero-bubble": (zero_bubble.text, "docs/zero_bubble.md"),
+    "zero-bubble": (zero_bubble.text, "studies/zero_bubble/results.md"),
 }
 """Name → function that returns its text, and its path"""
 

@@ -1,4 +1,4 @@
-"""``docs/zero_bubble.md``: measured zero-bubble throughputs, from `studies.zero_bubble.zero_bubble_model`."""
+"""``studies/zero_bubble/results.md``: measured zero-bubble throughputs, compared with simulated ones."""
 
 from __future__ import annotations
 

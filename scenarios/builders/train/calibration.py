@@ -341,7 +341,7 @@ class TrainingCalibration:
     bias_gradients : float
         Time of an expert product that also computes bias gradients, as Transformer Engine does
         in 16 bits / of the product alone; fitted rates include it. Chosen on published steps of
-        gpt-oss (docs/clusters_training.md). No such kernel was measured; when all products of a dense model
+        gpt-oss (studies/training/results.md). No such kernel was measured; when all products of a dense model
         had them, its backward took 1.6 times as long (NVIDIA/CUDALibrarySamples, issue 90).
     """
 

@@ -389,7 +389,7 @@ class RankWork(RankProducts):
             for way in _WAYS
         )
         # DeepEP and HybridEP send tokens as they are; the copy stands for their time outside their
-        # kernels (docs/clusters_training.md).
+        # kernels (studies/training/results.md).
         sort = Pass(sent + few, "permute")
         sort_again = [Pass(2 * arrived, "permute")] if held > 1 else []
         there: list[Kernel] = [sort, send, *sort_again] if ep > 1 else [sort]
