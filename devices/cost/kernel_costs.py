@@ -82,6 +82,7 @@ _NATIVE_TAP, _NATIVE_TAP_HALVES = 50, 30
 these a second on an RTX 2080 Ti (pytorch#18631), 293 G on a V100 (pytorch#40801, three passes); ConvMixer on
 RTX 3090 and 4090. For 3 x 3 and 5 x 5 in fp16 it takes cuDNN's (aten/src/ATen/native/Convolution.cpp), which
 memory bounds, at two thirds of its rate."""
+_OF_NHWC: Final = (1, 4, 8, 16, 32)  # channels of a group; others gain nothing (RegNets, unlike ResNeXts)
 _TAP_SUMS: Final = 5.0
 """How many times as long as forward the gradient of a depthwise convolution by its few weights takes in fp16:
 training steps of MobileNet v2 and MnasNet on an RTX 3090 (pytorch-image-models)."""
@@ -248,8 +249,7 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
         direction = "backward_data"
     for i, (side, edge) in enumerate((("height", "h"), ("width", "w")), 1):
         s |= {side: image[:, i], f"kernel_{edge}": kernel[:, i], f"stride_{edge}": strides[:, i]}
-        s[f"pad_{edge}"] = pads[:, i]
-    s["dilation"] = dilations[:, 2]
+        s |= {f"pad_{edge}": pads[:, i], "dilation": dilations[:, i]}  # of the width, in the end
     ways = ["backward_data", "backward_weights"] if direction == "both" else [direction]
     square = (s["kernel_h"] == 3) & (s["kernel_w"] == 3) & (ops.dtype == "fp32") & (direction == "forward")
     s = {name: np.where(known, column, 1.0) for name, column in s.items()}
@@ -257,7 +257,8 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     many, pixel = known & ~depthwise, s["kernel_h"] * s["kernel_w"] == 1
     # A recorded one is the kernel alone; a compiler that fuses adds a bias elsewhere.
     fused, recorded = (np.array([w in x for x in ops.attributes], bool) for w in ("fused", "kernel"))
-    nhwc = np.array([x.get("data_format") == "NHWC" for x in ops.attributes], bool)
+    fast = (s["group"] == 1) | np.isin(s["in_channels"] / s["group"], _OF_NHWC)
+    nhwc = fast & [x.get("data_format") == "NHWC" for x in ops.attributes]
     launched, halves = many & ~recorded, ELEMENT_BYTES[ops.dtype] == 2
     planar = launched & ~nhwc & ((halves or ops.dtype == "tf32") and sheet.generation not in NATIVE_NCHW)
     asks = [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]

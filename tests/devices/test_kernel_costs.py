@@ -394,6 +394,10 @@ def test_narrow_groups_share_a_tile() -> None:
     plain = {**PLAIN, "batch": 256, "in_channels": 64, "out_channels": 64}
     grouped = {**PLAIN, "batch": 256, "in_channels": 128, "out_channels": 128, "group": 32}
     assert ns_of("conv", "fp16", "l40s", grouped) < 3 * ns_of("conv", "fp16", "l40s", plain)
+    for group, gains in ((16, True), (2, False)):  # 8 and 64 channels; of RegNets 24 to 112
+        nchw = {**grouped, "group": group}
+        nhwc = ns_of("conv", "fp16", "l40s", nchw | {"data_format": "NHWC"})
+        assert (nhwc < ns_of("conv", "fp16", "l40s", nchw)) == gains
 
 
 def test_depthwise_convolutions_are_bound_by_memory_and_in_fp32_by_the_taps() -> None:
