@@ -71,7 +71,8 @@ def weighted_tardiness_ns(trace: Record) -> int | None:
     if not due:
         return None
     devices = trace.job.machine.stands_for[trace.device]
-    columns = (trace.tasks["op"].tolist(), trace.tasks["end_ns"].tolist(), devices.tolist())
+    rows = trace.counts[trace.tasks["iteration"]]
+    columns = (each[rows].tolist() for each in (trace.tasks["op"], trace.tasks["end_ns"], devices))
     late = ((end, n, *due[op]) for op, end, n in zip(*columns, strict=True) if op in due)
     return int(sum(n * weight * max(0, end - due_ns) for end, n, due_ns, weight in late))
 
@@ -82,7 +83,7 @@ def total_flow_time_ns(trace: Record) -> int:
     released = released_ns(trace.job.graph)
     ends = np.zeros((trace.job.iterations, len(released)), np.int64)
     np.maximum.at(ends, (trace.tasks["iteration"], job[trace.tasks["op"]]), trace.tasks["end_ns"])
-    return int(((ends - released) * _copies_of_jobs(trace.job)).sum())
+    return int(((ends - released) * _copies_of_jobs(trace.job))[trace.counts].sum())
 
 
 def n_jobs(job: Job) -> int:
@@ -100,7 +101,8 @@ def _copies_of_jobs(job: Job) -> IntArray:
 
 def mean_flow_time_ns(trace: Record) -> int | float:
     """Return the mean of the time from the release of a job to its last end."""
-    mean = Fraction(total_flow_time_ns(trace), n_jobs(trace.job))
+    jobs = int(trace.counts.sum()) * n_jobs(trace.job) // trace.job.iterations
+    mean = Fraction(total_flow_time_ns(trace), jobs or 1)
     return int(mean) if mean.denominator == 1 else float(mean)
 
 

@@ -71,7 +71,7 @@ def waits_for(trace: Trace, devices: Sequence[int]) -> list[dict[str, int]]:
     found: list[dict[str, int]] = []
     for d in devices:
         mine = np.flatnonzero(device == d)
-        mine = mine[: len(mine) - int(slots[rows[mine]][::-1].argmax())]  # to the last slot
+        mine = mine[: 1 + np.flatnonzero(slots[rows[mine]]).max(initial=-1)]  # to the last slot
         over = np.maximum.accumulate(end[mine])
         gaps = np.flatnonzero(start[mine][1:] > over[:-1]) + 1
         blamed: Counter[str] = Counter()
@@ -369,7 +369,9 @@ def _of_inference(trace: Trace) -> dict[str, Any]:
     np.maximum.at(leaves, k[k >= 0], last[k >= 0])
     latency = np.sort(leaves - enters)
     return {
-        "micro_batches_per_s": count * NS_PER_S / trace.makespan_ns if trace.makespan_ns else None,
+        "micro_batches_per_s": each * int(trace.counts.sum()) * NS_PER_S / trace.makespan_ns
+        if trace.makespan_ns
+        else None,
         "latency_ns": {"median": int(latency[count // 2]), "max": int(latency[-1])},
     }
 

@@ -59,7 +59,8 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
     tokens : int or None
         Tokens per sample.
     """
-    graph, machine, n = trace.job.graph, trace.job.machine, trace.job.iterations
+    graph, machine, done = trace.job.graph, trace.job.machine, int(trace.counts.sum())
+    n = max(1, done)
     updates = graph.is_kind(*OPTIMIZERS)
     devices = [d for d in np.unique(trace.job.device_of[updates]).tolist() if d != UNSET]
     stands_for = {d: 1 if machine.folding is None else int(machine.stands_for[d]) for d in devices}
@@ -84,9 +85,9 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
     waits = sum(of["waits"] * stands_for[d] for d, of in zip(devices, times, strict=True))
     return {
         "step_ns": step,
-        **_rates(step, gpus, samples, tokens),
+        **_rates(step if done else 0, gpus, samples, tokens),
         "model_flops": flops,
-        "mfu": ideal / (gpus * step) if ideal and step else None,
+        "mfu": ideal / (gpus * step) if ideal and step and done else None,
         "gpus": gpus,
         "micro_batches": micro_batches,
         "ranks": list(same.values()),
@@ -154,7 +155,7 @@ def _is_attention(graph: Graph) -> BoolArray:
 
 def _times(trace: Trace, devices: Sequence[int], updates: BoolArray) -> list[dict[str, int]]:
     """Return each device's step time by part; `hidden` overlaps the others, which add up to the step."""
-    graph, n = trace.job.graph, trace.job.iterations
+    graph, n = trace.job.graph, max(1, int(trace.counts.sum()))
     op, ns = trace.tasks["op"], trace.tasks["end_ns"] - trace.tasks["start_ns"]
     moves = moving_ops(trace.job)[op]
     within = np.zeros(len(graph), bool)

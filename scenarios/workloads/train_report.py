@@ -10,6 +10,7 @@ One rank per pipeline stage is simulated; the report says how many others do the
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -83,9 +84,10 @@ def train_report(
 ) -> dict[str, Any]:
     """Return the key ``train`` of the summary of a run whose `step_interval` is `sure`."""
     peaks = peaks_of(training, trace)
-    n, layout = trace.job.iterations, training.layout
+    done, layout = int(trace.counts.sum()), training.layout
+    n = max(1, done)
     step = trace.makespan_ns // n
-    seconds = step / NS_PER_S
+    seconds = step / NS_PER_S if done else math.inf
     capacity, most = training.memory, max(peak["peak_bytes"] for peak in peaks)
     times = _times(trace, training, schedule)
     messages = exposed_communication(DerivedColumns(trace)).values()
@@ -269,7 +271,7 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
 
     `hidden` overlaps the others; the rest add up to the step.
     """
-    graph, tasks, n = trace.job.graph, trace.tasks, trace.job.iterations
+    graph, tasks, n = trace.job.graph, trace.tasks, max(1, int(trace.counts.sum()))
     kind = [graph.kinds[code] for code in graph.kind_code[tasks["op"]].tolist()]
     message = np.isin(kind, _MESSAGES)
     optimizer = np.array(kind) == "optimizer"

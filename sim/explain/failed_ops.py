@@ -91,8 +91,12 @@ def failure_report(trace: Record) -> dict[str, Any]:
     if trace.attempts:
         attempts = [_attempt(trace, k) for k in range(len(trace.attempts))]
         lost = sum(attempt["steps_lost"] for attempt in attempts)
-        done = sum(attempt["steps_done"] for attempt in attempts) - lost
-        told |= {"steps": done, "steps_lost": lost, "attempts": attempts, "too_late_ns": too_late(trace)}
+        told |= {
+            "steps": int(trace.counts.sum()),
+            "steps_lost": lost,
+            "attempts": attempts,
+            "too_late_ns": too_late(trace),
+        }
     return told
 
 

@@ -329,6 +329,16 @@ class Record:
         return int(max(ends))
 
     @cached_property
+    def counts(self) -> BoolArray:
+        """Whether each iteration is a step that was done and not lost to a failure of the machine."""
+        if not self.attempts:
+            return np.ones(self.job.iterations, bool)
+        found = np.zeros(self.job.iterations, bool)
+        for each in self.attempts:
+            found[each.run : each.run + each.done - each.lost] = True
+        return found
+
+    @cached_property
     def device(self) -> IntArray:
         """Device index of every task."""
         return self.job.device_of[self.tasks["op"]]

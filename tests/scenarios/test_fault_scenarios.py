@@ -221,3 +221,31 @@ def test_a_training_run_takes_its_step_from_the_simulation(tmp_path: Path) -> No
     result = run_scenario(load_scenario(path))
     (life,) = result.lives.values()
     assert life.useful_ns == 10 * ((result.trace.makespan_ns + 1) // 2)  # rounded half up
+
+
+FAILS = "faults: {failures: {x: {device: %s, at: [50us]}}, health_check: {every: 60us, timeout: 1us}%s}\n"
+
+
+@pytest.mark.parametrize(("restart", "done"), [(", restart: 20us", 2), ("", 0)])
+def test_rates_count_the_steps_that_are_done(restart: str, done: int, tmp_path: Path) -> None:
+    """The first of two steps is lost; without a restart rank 1 never runs anything."""
+    pipeline = (
+        "workload: {pipeline: {ranks: 2, micro_batches: 3, forward: 1ms, backward: 2ms}}\npolicy: 1f1b\n"
+    )
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(f"{pipeline}iterations: 2\n{FAILS % ('rank0', restart)}")
+    summary = run_scenario(load_scenario(path), check=True).summary
+    assert summary["failures"]["steps"] == done
+    assert summary["micro_batches_per_s"] == pytest.approx(3 * done * 1e9 / summary["makespan_ns"])
+
+
+def test_an_op_that_is_lost_is_late_and_flows_once(tmp_path: Path) -> None:
+    """It is noticed at 61 us; from 81 us on both run again, and a ends at 91 us in place of 5."""
+    ops = "{a: {duration: 10us, attributes: {due: 5us, weight: 2}}, b: {duration: 100us, inputs: [a]}}"
+    path = tmp_path / "due.yaml"
+    machine = "machine: {devices: {gpu0: {kind: gpu}}}"
+    path.write_text(
+        f"{machine}\nworkload: {{ops: {ops}}}\npolicy: in-order\n{FAILS % ('gpu0', ', restart: 20us')}"
+    )
+    summary = run_scenario(load_scenario(path), check=True).summary
+    assert (summary["weighted_tardiness_ns"], summary["mean_flow_time_ns"]) == (172_000, 191_000)
