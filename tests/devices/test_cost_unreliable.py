@@ -143,11 +143,11 @@ def test_what_a_fit_answered_is_not_met() -> None:
 
 
 def test_a_fit_that_says_the_shortest_kernel_as_the_roofline_does_has_answered() -> None:
-    sizes = {"rows": 32, "columns": 1000}
+    sizes = {"rows": 32, "columns": 1024}
     tiny = {
         "kind": "softmax",
-        "bytes_read": 64000,
-        "bytes_written": 64000,
+        "bytes_read": 65536,
+        "bytes_written": 65536,
         "dtype": "fp16",
         "attributes": sizes,
     }
