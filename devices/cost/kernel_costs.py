@@ -38,7 +38,7 @@ from devices.cost.general_kernels import (
 )
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel
 from devices.cost.kernel_model import ELEMENT_BYTES, ON_VECTOR_UNITS, Sheet, Sizes, product_of, take
-from devices.cost.language_kernels import LANGUAGE_DEMANDS, seen_pairs, sooner_ns
+from devices.cost.language_kernels import LANGUAGE_DEMANDS, has_short_code, seen_pairs, sooner_ns
 from devices.describe.field_types import DEFAULT, INDICES
 from devices.describe.fields import DEVICE_FIELDS, read_fields
 from devices.presets import device_preset
@@ -64,8 +64,7 @@ on an H100 (arXiv:2407.08608, figures 5 and 6), 512 queries and more; 24 rows of
 EAGER_START_NS: Final = 2700.0
 """What a product takes more in an eager program than among copies of itself: its code and weights are cold.
 Median of eleven products of three programs on an H100 (2.4 us in three others; 1.3 to 2 us on a B200). In
-fp32 it halves the error of a V100's small products, which nothing was chosen on. Tiny batched products have
-short code on an H100 (`cutlass_75_wmma` of one stage) and lose 0.3 us: OWLv2's take 3 us, not 5."""
+fp32 it halves the error of a V100's small products, which nothing was chosen on. Short code loses 0.3 us."""
 START_COLD: Final = frozenset(("products", "bmm", "linear"))
 _AMPERE, _AMPERE_SHARE = "a100-sxm-80", 0.62
 """Of Hopper's peak that instructions of Ampere reach (arXiv:2402.13499), as FlashAttention-2 has them:
@@ -464,7 +463,8 @@ class FittedCost(CostModel):
         if ask.table == "products" and quantized.any():
             found = found - quantized * fitted.quantizing_ns(ops.dtype, **sizes)
         if one_by_one and ask.table in START_COLD:
-            found = found + EAGER_START_NS
+            short = ask.table == "products" and has_short_code(sizes, self.fits.sheet, ops.dtype)
+            found = found + np.where(short, 0, EAGER_START_NS)
         elif self.back_to_back(ask.table, ops.dtype):
             found = np.maximum(found - gap_ns, 1)
         else:

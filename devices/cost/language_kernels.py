@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.cost.kernel_model import ELEMENT_BYTES, Demand, Features, KernelWork, Sheet, Sizes
-from sim.base.arrays import FloatArray
+from sim.base.arrays import BoolArray, FloatArray
 
 
 def log2(x: Any) -> FloatArray:
@@ -53,6 +53,19 @@ _SINGLE: Final = 1.2
 """... and how much longer writing takes where neighbours cannot go together (TimeSformer's 3,137 columns)."""
 
 
+def _is_unaligned(n: FloatArray, k: FloatArray, element: float) -> BoolArray:
+    return np.asarray(((n * element) % _ALIGNED_BYTES > 0) | ((k * element) % _ALIGNED_BYTES > 0))
+
+
+def has_short_code(s: Sizes, sheet: Sheet, dtype: str) -> BoolArray:
+    """Return which products take kernels of one stage: those of one row (`gemvx`), and of rows that are not
+    aligned (`align1`). AMD's have no others for them.
+    """
+    m, n, k = columns(s, "m n k")
+    by_others = not sheet.generation.startswith("cdna")
+    return np.asarray(((m == 1) | _is_unaligned(n, k, ELEMENT_BYTES[dtype])) & by_others)
+
+
 def product_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return a product's work with each tile, once with k whole and once in as many parts as fill the SMs."""
     element = ELEMENT_BYTES[dtype]
@@ -64,7 +77,7 @@ def product_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     least = np.where(tiny, count * np.ceil(n / _LEAST), 0.0)
     tiles = np.maximum(tiles, least / _AT_ONCE)
     row = 1.0 if dtype == "mxfp8" else element  # whose scales lie in a tensor of their own
-    odd = ((n * row) % _ALIGNED_BYTES > 0) | ((k * row) % _ALIGNED_BYTES > 0)
+    odd = _is_unaligned(n, k, row)
     slower = np.where(odd, _UNALIGNED, 1.0)
     one_by_one = np.where(odd, _UNALIGNED * min(1.0, _OUT_BYTES / element), 1.0)
     out_bytes = max(_OUT_BYTES, element) * np.where(odd & ((n * row) % 4 > 0), _SINGLE, 1.0)[:, 0]
