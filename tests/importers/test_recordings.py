@@ -71,7 +71,7 @@ RECORDINGS = [
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_recording_comes_out_again(name: str) -> None:
-    """The table of docs/importers.md: the span, the idle time of each stream, and the order of starts."""
+    """As docs/importers.md says: the span, the idle time of each stream; and the order of starts."""
     graph = load_ranks(recorded(f"kineto/{name}"))
     trace = run_recorded(graph)
     trace.check()
