@@ -175,10 +175,15 @@ def lifetimes(trace: Record) -> Lifetimes:
     kept, on = np.divmod(np.unique(np.concatenate((read_here, sent_away))), n_devices)
 
     tensor = np.concatenate((tensor, kept))
+    iteration = np.concatenate((trace.tasks["iteration"][maker], moved["iteration"]))
+    if trace.attempts:  # whoever restarts has nothing of the attempt before
+        ends = [(each.run, each.begin_ns + each.trace.makespan_ns) for each in trace.attempts]
+        runs, over = np.array(ends).T
+        dies = np.minimum(dies, over[np.searchsorted(runs, iteration, side="right") - 1])
     lives = Lifetimes(
         np.concatenate((trace.device[maker], moved["destination"], on)),
         tensor,
-        np.concatenate((trace.tasks["iteration"][maker], moved["iteration"], np.full(len(kept), UNSET))),
+        np.concatenate((iteration, np.full(len(kept), UNSET))),
         np.concatenate((nbytes, graph.tensor_nbytes[kept])),
         np.concatenate((born, np.zeros(len(kept), np.int64))),
         np.concatenate((dies, np.full(len(kept), trace.makespan_ns))),

@@ -239,9 +239,10 @@ def test_rates_count_the_steps_that_are_done(restart: str, done: int, tmp_path: 
     assert summary["micro_batches_per_s"] == pytest.approx(3 * done * 1e9 / summary["makespan_ns"])
 
 
-def test_an_op_that_is_lost_is_late_and_flows_once(tmp_path: Path) -> None:
+def test_an_op_that_is_lost_is_late_flows_and_needs_memory_once(tmp_path: Path) -> None:
     """It is noticed at 61 us; from 81 us on both run again, and a ends at 91 us in place of 5."""
-    ops = "{a: {duration: 10us, attributes: {due: 5us, weight: 2}}, b: {duration: 100us, inputs: [a]}}"
+    a = "{duration: 10us, output: 1MB, attributes: {due: 5us, weight: 2}}"
+    ops = f"{{a: {a}, b: {{duration: 100us, inputs: [a]}}}}"
     path = tmp_path / "due.yaml"
     machine = "machine: {devices: {gpu0: {kind: gpu}}}"
     path.write_text(
@@ -249,3 +250,4 @@ def test_an_op_that_is_lost_is_late_and_flows_once(tmp_path: Path) -> None:
     )
     summary = run_scenario(load_scenario(path), check=True).summary
     assert (summary["weighted_tardiness_ns"], summary["mean_flow_time_ns"]) == (172_000, 191_000)
+    assert summary["devices"]["gpu0"]["peak_memory_bytes"] == 1_000_000
