@@ -35,7 +35,7 @@ ACTIVATIONS: Final = frozenset({"relu", "relu6", "elu", "tanh", "sigmoid", "gelu
 ELEMENTWISE: Final = ACTIVATIONS | {
     "add", "sub", "mul", "div", "bias_add", "batch_norm", "exp", "sqrt", "rsqrt", "neg", "square",
     "cast", "scale", "maximum", "minimum", "dropout", "erf", "silu", "hard_swish", "mish", "softplus", "log",
-    "abs", "pow", "reciprocal", "clip", "where", "hard_sigmoid", "elu", "sin", "cos", "addcmul",
+    "abs", "pow", "reciprocal", "clip", "where", "hard_sigmoid", "sin", "cos", "addcmul",
     "add_n", "copy", "transpose", "concat", "pad", "slice", "tile", "reverse",
 }  # fmt: skip
 REDUCTIONS: Final = frozenset({
@@ -140,10 +140,8 @@ class Fusion:
         if self.patterns == "remapper" or record.kind not in JOINS or not (JOINS | STARTS).issuperset(starts):
             return False  # if these are computed with others, all are
         rows = kernel.rows | source.rows
-        sizes = (
-            max(map(records.nbytes, tensors)),
-            record.bytes_read if record.kind in REDUCTIONS else sum(record.outputs),
-        )
+        own = record.bytes_read if record.kind in REDUCTIONS else sum(record.outputs)
+        sizes = own, max(map(records.nbytes, tensors))
         return len(rows) < 2 and (max(sizes) <= _OTHER_SIZE * min(sizes) or (alone and not rows))
 
 
@@ -186,7 +184,8 @@ def _lay_out(convs: Sequence[OpEntry]) -> None:
 
     Grouped ones take 1.36 times as long in NHWC, others 0.82 times (inductor's ``decide_layout_opt``).
     """
-    grouped = (op for op in convs if 1 < op.attributes.get("group", 1) < op.attributes.get("in_channels", 0))
+    groups = ((op, op.attributes.get("group"), op.attributes.get("in_channels")) for op in convs)
+    grouped = (op for op, n, k in groups if isinstance(n, int) and isinstance(k, int) and 1 < n < k)
     layout = "NHWC" if 3 * sum(op.flops for op in grouped) <= sum(op.flops for op in convs) else "NCHW"
     for op in convs:
         op.attributes |= {"fused": _kinds(op), "data_format": layout}
@@ -231,10 +230,8 @@ def _fuse(ops: Sequence[OpEntry], records: Records, views: Mapping[str, str]) ->
     for op in ops:
         again = {t for t in op.reads if t in loaded or views.get(t, t) in inside}
         bytes_read += max(0, op.bytes_read - sum(map(records.nbytes, again)))
-        if op.kind in (
-            "group_norm",
-            "instance_norm",
-        ):  # once for the sums, and again: an image is a large row
+        if op.kind in ("group_norm", "instance_norm") or op.attributes.get("training_mode"):
+            # Once for the sums, and again: an image, and even more a batch, is a large row.
             bytes_read += min(bytes_read, op.bytes_read)
         loaded.update(op.reads)
         if op is not first:
