@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache, cached_property, partial
 from heapq import heapreplace
 from itertools import islice
-from math import exp, gcd, log2, prod
+from math import gcd, log2, prod
 from random import Random
 from time import monotonic
 from typing import Final
@@ -35,7 +35,19 @@ from sim.base.compiled import load
 from sim.graph.walks import Dag, Edges, least_first
 
 _TRIES: Final = 100
-"""Number of orders tried per task."""
+"""Number of exchanges tried per task."""
+
+_ORDERS: Final = 160_000
+"""Number of orders tried by an annealing."""
+
+_CHANGES: Final = 20_000
+"""Number of tasks, in all orders, that are tried at one temperature."""
+
+_HOT: Final = 2500
+"""An annealing first accepts losses of one part in so many of the least end; in the end, of one unit."""
+
+_AS_IS: Final = np.zeros((3, 1), np.int64)
+"""The one list that is tried is as it was."""
 
 _ROUNDS: Final = 20
 """Number of rounds: each balances lanes, from the first schedule on, and then anneals the order found."""
@@ -122,12 +134,14 @@ class Lists:
         earlier, now = np.repeat(np.arange(len(self.ns)), np.diff(first)), np.zeros_like(later)
         return least_first(Dag.of(Edges(earlier, later, now, now), len(self.ns)), range(len(self.ns)))
 
-    def starts(self, key: FloatArray) -> tuple[IntArray, IntArray]:
-        """Return start and lane of each task by list scheduling, the ready task of least key first."""
-        starts: tuple[IntArray, IntArray] = load("edge_passes", "base").list_schedule(
-            key, self.lanes, [*self.columns]
+    def starts(
+        self, key: FloatArray, least: int = 0, changes: IntArray = _AS_IS
+    ) -> tuple[IntArray, IntArray, FloatArray]:
+        """Return start and lane of each task by list scheduling, and the last list; see `list_schedule`."""
+        found: tuple[IntArray, IntArray, FloatArray] = load("edge_passes", "base").list_schedule(
+            key, self.lanes, [*self.columns], least, changes
         )
-        return starts
+        return found
 
     @cached_property
     def left(self) -> list[int]:
@@ -180,32 +194,23 @@ class Lists:
 
     def _anneal(self, first: IntArray, least: int, unit: int, until: float, rng: Random) -> IntArray:
         """Return the best schedule of many orders, each a little different from one before."""
-        n = len(first)
-        key = np.empty(n)
-        key[np.argsort(first, kind="stable")] = np.arange(n)
-        best, _ = self.starts(key)
-        end, tries, worse = int(best[0]), _TRIES * n, 0.01 * best[0]
-        for tried in range(tries):
+        n, draw = len(first), np.random.default_rng(rng.getrandbits(32))
+        size, hot = max(2, _CHANGES // n), max(1, least / _HOT / unit)
+        best, key = first, np.argsort(np.argsort(first, kind="stable")).astype(float)
+        for part in np.arange(0, 1, size / _ORDERS):
             if best[0] <= least or monotonic() >= until:
                 break
-            a, b = rng.randrange(1, n), rng.randrange(1, n)
-            before = key[a], key[b]
-            key[a], key[b] = (key[b], key[a]) if rng.random() < 0.5 else (rng.random() * n, key[b])
-            new, _ = self.starts(key)
-            lost = int(new[0]) - end
-            if lost > 0 and rng.random() >= exp(-lost / (worse * (1 - tried / tries) ** 2 + unit)):
-                key[a], key[b] = before
-                continue
-            end += lost
-            if end < best[0]:
-                best = new
+            worse = draw.exponential(unit * hot ** (1 - part), size)
+            changes = np.hstack([_AS_IS, [*draw.integers(1, n, (2, size)), worse.astype(np.int64)]])
+            found, _, key = self.starts(key, least, changes)
+            best = min(best, found, key=lambda starts: int(starts[0]))
         return best
 
     def _balance(
         self, first: IntArray, least: int, unit: int, until: float, rng: Random, few: int
     ) -> IntArray:
         """Return a schedule whose lanes end nearer to the least end."""
-        tail, (start, lane) = (self.left + self.ns).tolist(), self.starts(first.astype(float))
+        tail, (start, lane, _) = (self.left + self.ns).tolist(), self.starts(first.astype(float))
         lanes, over = self._lanes(start, lane, tail, least)
         best, in_vain, little = start, 0, min(_LITTLE_UNITS * unit, least // _LITTLE_PART)
         while best[0] > least and len(lanes) > 1 and monotonic() < until:
@@ -215,7 +220,7 @@ class Lists:
             a = rng.choice([lane for lane, much in enumerate(over) if much > 0] or [0])
             others = [lane for lane in range(len(lanes)) if lane != a]
             b = rng.choice([lane for lane in others if over[lane] or rng.random() < _AGAIN] or others)
-            new, lane = self.starts(self._exchange(lanes[a], lanes[b], start, over[a], unit, few, rng))
+            new, lane, _ = self.starts(self._exchange(lanes[a], lanes[b], start, over[a], unit, few, rng))
             there, above = self._lanes(new, lane, tail, least)
             if sum(max(0, x) for x in above) <= max(little, sum(max(0, x) for x in over)):
                 start, lanes, over = new, there, above

@@ -116,7 +116,7 @@ class Optimum:
     found : Result or None
         The run of what the solver found; None: it found nothing, or that cannot run.
     why_not : str or None
-        Why there is no such run, or why it takes longer than the solver had thought.
+        Why there is no such run; None: there is one, if only by a list.
     lower_bound : int
         Of what is to be small: in ns; in pJ of an energy; of a mean flow time, of the sum over jobs.
     left_out : tuple of str

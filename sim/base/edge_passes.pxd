@@ -24,7 +24,8 @@ cpdef object longest_ns(i64 iterations, list columns)
 cpdef tuple steps_in_order(object first, i64 n_keys, list columns)
 
 @cython.locals(
-    start=i64[::1], waits=i64[::1], ns=i64[::1], first=i64[::1], follow=i64[::1], lag=i64[::1],
-    keys=cython.double[::1], lane=i64[::1], ready=i64[::1], free=i64[::1],
+    release=i64[::1], follows=i64[::1], ns=i64[::1], first=i64[::1], follow=i64[::1], lag=i64[::1],
+    one=i64[::1], other=i64[::1], worse=i64[::1], keys=cython.double[::1], start=i64[::1], waits=i64[::1],
+    lane=i64[::1], ready=i64[::1], best=i64[::1], best_lane=i64[::1], free=i64[::1], cost=i64, over=i64,
 )
-cpdef tuple list_schedule(object key, i64 lanes, list columns)
+cpdef tuple list_schedule(object key, i64 lanes, list columns, i64 least, object changes)

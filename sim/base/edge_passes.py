@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.base.arrays import FloatArray, IntArray
+from sim.base.arrays import LATEST_NS, FloatArray, IntArray
 
 COMPILED = not __file__.endswith(".py")
 
@@ -179,50 +179,76 @@ def steps_in_order(first: IntArray, n_keys: int, columns: list[IntArray]) -> tup
 
 
 # ----------------------------------------------------------------------------------------------------------
-# A list schedule: whenever one of some equal lanes is free, the first ready task of a list starts there.
+# List schedules: whenever one of some equal lanes is free, the first ready task of a list starts there.
 
 
-def list_schedule(key: FloatArray, lanes: int, columns: list[IntArray]) -> tuple[IntArray, IntArray]:
-    """Return when each task starts, and its lane, if the ready task with the least key goes first.
+def list_schedule(
+    key: FloatArray, lanes: int, columns: list[IntArray], least: int, changes: IntArray
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return when each task starts, and its lane, in the best schedule of some lists, and the last list.
 
     Parameters
     ----------
     key : array of float64
-        Key of each task; number 0 is not a task but the end of all.
+        Key of each task: the ready task with the least goes first. Number 0 is not a task but the end of all.
     lanes : int
     columns : list of array of int64
         For each task the earliest start, the number of tasks it follows, the time it keeps its lane, and the
         bounds of its followers; for each of these its number, and its least delay after the task's start.
+    least : int
+        A schedule that ends then is the last.
+    changes : array of int64
+        A column for each list: two tasks that exchange their keys, and by how much the time after `least`, of
+        all lanes and the end, may grow; if it grows by more, they keep their keys.
     """
-    written = [columns[0].copy(), columns[1].copy()]
-    start, waits, ns, first, follow, lag, keys = _as_read([*written, *columns[2:], key])
+    release, follows, ns, first, follow, lag, one, other, worse, keys = _as_read(
+        [*columns, *changes, key.copy()]
+    )
     # `ready`: tasks that wait only for a lane; `free`: the lanes' times.
-    lane, ready, free = _as_read([*np.zeros((2, len(key)), np.int64), np.zeros(lanes, np.int64)])
-    n_ready = 0
-    for k in range(1, len(ns)):
-        if not waits[k]:
-            ready[n_ready] = k
-            n_ready += 1
-    while n_ready:
-        where = 0
-        for i in range(1, len(free)):
-            if free[i] < free[where]:
-                where = i
-        place, when = -1, 0
-        for i in range(n_ready):
-            k = ready[i]
-            at = max(start[k], free[where])
-            if place < 0 or at < when or (at == when and keys[k] < keys[ready[place]]):
-                place, when = i, at
-        k = ready[place]
-        n_ready -= 1
-        ready[place] = ready[n_ready]
-        start[k], lane[k], free[where] = when, where, when + ns[k]
-        for i in range(first[k], first[k + 1]):
-            other = follow[i]
-            start[other] = max(start[other], when + lag[i])
-            waits[other] -= 1
-            if other and not waits[other]:
-                ready[n_ready] = other
+    start, waits, lane, ready, best, best_lane = _as_read(np.zeros((6, len(key)), np.int64))
+    (free,) = _as_read([np.zeros(lanes, np.int64)])
+    cost = best[0] = LATEST_NS
+    for change in range(len(one)):
+        a, b = one[change], other[change]
+        keys[a], keys[b] = keys[b], keys[a]
+        start[:], waits[:], n_ready = release, follows, 0
+        for i in range(len(free)):
+            free[i] = 0
+        for k in range(1, len(ns)):
+            if not waits[k]:
+                ready[n_ready] = k
                 n_ready += 1
-    return np.asarray(start, np.int64), np.asarray(lane, np.int64)
+        while n_ready:
+            where = 0
+            for i in range(1, len(free)):
+                if free[i] < free[where]:
+                    where = i
+            place, when = -1, 0
+            for i in range(n_ready):
+                k = ready[i]
+                at = max(start[k], free[where])
+                if place < 0 or at < when or (at == when and keys[k] < keys[ready[place]]):
+                    place, when = i, at
+            k = ready[place]
+            n_ready -= 1
+            ready[place] = ready[n_ready]
+            start[k], lane[k], free[where] = when, where, when + ns[k]
+            for i in range(first[k], first[k + 1]):
+                later = follow[i]
+                start[later] = max(start[later], when + lag[i])
+                waits[later] -= 1
+                if later and not waits[later]:
+                    ready[n_ready] = later
+                    n_ready += 1
+        over = start[0] - least
+        for i in range(len(free)):
+            over += max(0, free[i] - least)
+        if over - worse[change] > cost:
+            keys[a], keys[b] = keys[b], keys[a]
+        else:
+            cost = over
+        if start[0] < best[0]:
+            best[:], best_lane[:] = start, lane
+            if best[0] <= least:
+                break
+    return np.asarray(best, np.int64), np.asarray(best_lane, np.int64), np.asarray(keys)

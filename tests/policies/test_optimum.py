@@ -86,9 +86,11 @@ def test_lists_of_tasks_keep_to_the_model(seed: int) -> None:
     lists = Lists(model.times)
     assert lists.suits
     key = rng.permutation(len(lists.ns)).astype(float)
-    starts, lane = (column.tolist() for column in lists.starts(key))
-    source = edge_passes.list_schedule(key, workers, [*lists.columns])
-    assert [column.tolist() for column in source] == [starts, lane]
+    changes = np.array([*rng.integers(1, n + 1, (2, 20)), rng.integers(0, 20, 20)])
+    found = [column.tolist() for column in lists.starts(key, lists.least_ns(), changes)]
+    source = edge_passes.list_schedule(key, workers, [*lists.columns], lists.least_ns(), changes)
+    assert [column.tolist() for column in source] == found
+    starts, lane, _ = found
     assert {*lane} <= {*range(workers)}
     model.times.time_hints = dict(enumerate(starts))
     model.times.horizon_ns = starts[0]
@@ -98,6 +100,23 @@ def test_lists_of_tasks_keep_to_the_model(seed: int) -> None:
     assert solver.solve(translate(model.times).model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     ends = [at + ns for at, ns in zip(starts[1:], trace.job.duration_ns.tolist(), strict=True)]
     assert starts[0] == max(ends) >= lists.least_ns()
+
+
+def test_one_annealing_fills_lanes_on_which_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is short follows what is long, as in mosaics of images; it stayed 3 ns above the bound."""
+    rng, b = np.random.default_rng(6), GraphBuilder("bands")
+    for band in "abc":
+        long = [b.op(f"long {band}{k}", duration_ns=int(rng.integers(1500, 1900))) for k in range(4)]
+        short = [f"short {band}{k}" for k in range(5)]
+        for name in short:
+            b.op(name, duration_ns=int(rng.integers(10, 90)), inputs=rng.choice(long, 2).tolist())
+        b.op(f"join {band}", duration_ns=int(rng.integers(10, 90)), inputs=short)
+    trace = simulate(b.build(), Machine((Device("cpu", "cpu", workers=4),)), InOrder())
+    model = JobModel(trace.job, InOrder(), trace)
+    model.begin_with(trace)
+    monkeypatch.setattr("policies.optimum_lists._ROUNDS", 1)
+    *_, last = model.lists.better(model.least_ns, float("inf"), seed=0)
+    assert last[0] == model.least_ns
 
 
 @pytest.mark.parametrize("seed", seeds(40))
