@@ -450,6 +450,7 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
         made = op_arguments(facts, where, attributes, known=facts.kind in COSTS)
         if (whole := _whole_of(node)) is not node:  # who reads it from now on, reads what is written here
             made["outputs"] = [of.nbytes for of in _facts([whole], dtype)]
+            made["attributes"]["view_of"] = tensors.index(node.args[0])
         refs[node] = refs[whole] = builder.op(
             node.name,
             inputs=inputs,

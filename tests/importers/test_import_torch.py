@@ -16,6 +16,7 @@ from scenarios.run.load import load_scenario
 from sim.base.errors import InputError, ScenarioError, UnknownNameError
 from sim.graph.attributes import SIZES
 from sim.graph.graph import Graph, Role
+from sim.graph.views import storage_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of PyTorch about its own inside
@@ -341,6 +342,8 @@ def test_who_reads_a_tensor_reads_what_was_written_into_a_part_of_it() -> None:
     step = TrainingRewrite().apply(graph)
     updated = [name for name in step.op_names if name.endswith("/update")]
     assert sorted(updated) == [f"{part}.{what}/update" for part in "abc" for what in ("bias", "weight")]
+    own = (graph.tensor_role == Role.ACTIVATION) & (storage_of(graph) < 0)
+    assert graph.tensor_nbytes[own].tolist() == [128, 256, 128, 64]  # what is written into has its place
 
 
 def test_another_data_type() -> None:
