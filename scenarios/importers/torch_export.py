@@ -224,7 +224,7 @@ def _numbers(argument: Any) -> list[int]:
 
 def _has_channels_last(node: Any) -> bool:
     value = node.meta["val"]
-    return bool(value.stride(1) == 1 and not value.is_contiguous())
+    return bool(value.dim() == 4 and value.stride(1) == 1 and not value.is_contiguous())
 
 
 def attributes_of(name: str, node: Any) -> dict[str, Any]:
@@ -251,9 +251,7 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
         axes = len(node.meta["val"].shape) - 2
         pads = padding * 2 if len(padding) == axes else padding * 2 * axes if len(padding) == 1 else []
         found = {"strides": stride, "pads": pads, "dilations": dilation}
-        last = any(map(_has_channels_last, args[:2]))  # of image or weights (aten/native/ConvUtils.h)
-        format = {"data_format": "NHWC"} if last and axes == 2 else {}
-        return {key: numbers for key, numbers in found.items() if numbers} | format
+        return {key: numbers for key, numbers in found.items() if numbers}
     if name in CAUSAL:
         return {"is_causal": bool(argument_at(CAUSAL[name], "is_causal", False))}
     if "batch_norm" in name:
@@ -423,12 +421,8 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
             tensors = order_tensors(operator, list(_tensors(node.args, node.kwargs)))
             kind = kind_of(operator, node) or operator
             attributes = attributes_of(operator, node)
-            if (
-                operator in WINDOWS
-                and node.meta["val"].stride(1) == 1
-                and not node.meta["val"].is_contiguous()
-            ):
-                attributes["data_format"] = "NHWC"
+            if operator in WINDOWS and any(map(_has_channels_last, tensors[:2])):
+                attributes["data_format"] = "NHWC"  # of image or weights (aten/native/ConvUtils.h)
             given = _facts(tensors, dtype)
             if kind == "attention":  # of heads, in any number of axes
                 given = tuple(of._replace(shape=_of_four_axes(of.shape)) for of in given)

@@ -243,6 +243,15 @@ def test_convolutions_backward_are_two_products(tmp_path: Path) -> None:
         assert costed.cost.flops == flops * 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)
 
 
+def test_a_convolution_has_its_sizes(tmp_path: Path) -> None:
+    image, kernel, made = tensor(1, 2, 3, 8, 8), tensor(2, 4, 3, 3, 3), tensor(3, 2, 4, 8, 8)
+    rest = [plain(value) for value in ([4], [1, 1], [1, 1], [1, 1], 1)]
+    path = write(tmp_path, call(3, "aten::conv2d", inputs=[image, kernel, *rest], outputs=[made]))
+    costed = known_cost(read_operators(path)[-1])
+    assert costed is not None
+    assert (costed.attributes["in_channels"], costed.attributes["out_channels"]) == (3, 4)
+
+
 def test_by_itself_it_is_no_graph(tmp_path: Path) -> None:
     """It has no times; the message says what takes it."""
     path = write(tmp_path, *PROGRAM)

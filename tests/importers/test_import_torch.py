@@ -286,14 +286,6 @@ def test_views_move_nothing_and_copies_do() -> None:
     assert all(graph.attributes[op]["view_of"] == 0 for op in views)
 
 
-def test_a_convolution_of_channels_last_says_so() -> None:
-    conv, images = nn.Conv2d(3, 8, 3), torch.zeros(2, 3, 8, 8)
-    (op,) = import_torch(conv, (images,)).attributes.values()
-    assert "data_format" not in op
-    (op,) = import_torch(conv, (images.to(memory_format=torch.channels_last),)).attributes.values()
-    assert op["data_format"] == "NHWC"
-
-
 def test_a_shape_that_its_strides_do_not_have_is_copied() -> None:
     def forward(m, x):
         heads = x.transpose(1, 2)
