@@ -72,7 +72,8 @@ def loading_report(trace: Trace, shares: Shares, steps: int, replicas: int) -> d
         Steps of each replica, in each epoch.
     replicas : int
     """
-    n = steps * trace.job.iterations
+    if not (n := steps * int(trace.counts.sum())):
+        return {}  # a failure of the machine left no epoch whole
     needs = _needs(trace, replicas)
     reading, storage = _reading(trace, replicas)
     needs["read"] = reading
@@ -128,10 +129,16 @@ def _needs(trace: Trace, replicas: int) -> dict[str, Any]:
     replica = _replica_of_device(trace)[trace.device]
     needs = {}
     for kind in ("load", "pin_memory", "copy", "train", "all_reduce"):
-        rows = np.flatnonzero(job.graph.is_kind(kind)[op])
+        rows = _rows(trace, kind)
         if len(rows):
             needs[kind] = np.bincount(replica[rows], weights=lasts[rows], minlength=replicas)
     return needs
+
+
+def _rows(trace: Trace, *kinds: str) -> Any:
+    """Return the tasks of some kinds, in the epochs that count."""
+    tasks = trace.tasks
+    return np.flatnonzero(trace.job.graph.is_kind(*kinds)[tasks["op"]] & trace.counts[tasks["iteration"]])
 
 
 def _replica_of_device(trace: Trace) -> Any:
@@ -146,6 +153,8 @@ def _reading(trace: Trace, replicas: int) -> tuple[Any, float]:
     job, moved = trace.job, trace.transfers
     alone = np.zeros(replicas)
     row, link = transfers_on_links(trace)
+    counts = trace.counts[moved["iteration"]]
+    row, link = row[counts[row]], link[counts[row]]
     if not len(row):
         return alone, 0.0
     nbytes = moved["nbytes"]
@@ -154,18 +163,17 @@ def _reading(trace: Trace, replicas: int) -> tuple[Any, float]:
     slowest, waits = np.full(len(nbytes), np.inf), np.zeros(len(nbytes))
     np.minimum.at(slowest, row, rates[link])
     np.add.at(waits, row, latency[link])
-    np.add.at(alone, _replica_of_device(trace)[moved["destination"]], nbytes / slowest * NS_PER_S + waits)
+    takes = np.where(counts, nbytes / slowest * NS_PER_S + waits, 0)
+    np.add.at(alone, _replica_of_device(trace)[moved["destination"]], takes)
     busiest = np.bincount(link, weights=nbytes[row], minlength=len(rates)) / rates
     return alone, float(busiest.max() * NS_PER_S)
 
 
 def _most_waiting(trace: Trace) -> int:
     """Return the most batches of a replica that were ready but not yet given to the script."""
-    graph, op = trace.job.graph, trace.tasks["op"]
+    graph = trace.job.graph
     made = next(kind for kind in ("push", "pin_memory", "load") if graph.is_kind(kind).any())
-    comes, goes = (
-        np.flatnonzero(graph.is_kind(*kinds)[op]) for kinds in ((made,), ("next", "next_that_came"))
-    )
+    comes, goes = _rows(trace, made), _rows(trace, "next", "next_that_came")
     rows = np.concatenate([comes, goes])
     change = np.repeat([1, -1], [len(comes), len(goes)])
     at = trace.tasks["end_ns"][rows]
@@ -176,7 +184,7 @@ def _most_waiting(trace: Trace) -> int:
 
 def _steady_ns(trace: Trace) -> int:
     """Return the time per step in the middle half of the run, on the device that finishes last."""
-    train = trace.job.graph.is_kind("train")[trace.tasks["op"]]
+    train = _rows(trace, "train")
     device, end = trace.device[train], trace.tasks["end_ns"][train]
     last = np.sort(end[device == device[np.argmax(end)]])
     quarter = len(last) // 4

@@ -251,3 +251,14 @@ def test_an_op_that_is_lost_is_late_flows_and_needs_memory_once(tmp_path: Path) 
     summary = run_scenario(load_scenario(path), check=True).summary
     assert (summary["weighted_tardiness_ns"], summary["mean_flow_time_ns"]) == (172_000, 191_000)
     assert summary["devices"]["gpu0"]["peak_memory_bytes"] == 1_000_000
+
+
+@pytest.mark.parametrize("restart", [", restart: 20us", ""])
+def test_data_loading_is_that_of_the_epochs_that_are_done(restart: str, tmp_path: Path) -> None:
+    """The first of two epochs is lost when it has loaded a batch; without a restart there is none."""
+    loader = "{model: data-loader, steps: 4, load: 40us, workers: 2, train: 90us}"
+    path, told = tmp_path / "loader.yaml", []
+    for more in ("", FAILS % ("gpu0", restart)):
+        path.write_text(f"workload: {{build: {loader}}}\niterations: 2\n{more}")
+        told.append(run_scenario(load_scenario(path), check=True).summary.get("data_loading"))
+    assert told[1] == (told[0] if restart else None)
