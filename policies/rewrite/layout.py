@@ -65,7 +65,8 @@ class _Walk:
             (tensor, (op, k, d)) for op in ops.values() for k, (tensor, d) in enumerate(op.inputs)
         )
         back = format, FORMATS[1 - FORMATS.index(format)]
-        converted = [op.name for op in ops.values() if op.attributes.get("data_format") == back[1]]
+        images = (op for op in ops.values() if op.kind != "conv_weight_grad")  # it keeps its format
+        converted = [op.name for op in images if op.attributes.get("data_format") == back[1]]
         self.given = {op.name: way for op in self.order if (way := self._way_of(op)) is not None}
         """The graph's own transposes that may sink or cancel."""
         self.undoes = {name: way[::-1] for name, way in self.given.items()} | dict.fromkeys(converted, back)

@@ -30,6 +30,18 @@ def test_transposes_between_convolutions_cancel() -> None:
     assert shape(Layout("NHWC").apply(g)) == shape(g)
 
 
+def test_the_gradient_of_weights_is_no_image() -> None:
+    nhwc = {"attributes": {"data_format": "NHWC"}}
+    ops = {
+        "conv": {"kind": "conv", "inputs": ["x"], **nhwc},
+        "grad": {"kind": "conv_weight_grad", "inputs": ["y", "conv"], **nhwc},
+        "update": {"kind": "sgd", "inputs": ["grad"]},
+    }
+    after = shape(Layout("NCHW").apply(graph(ops, ("x", "y"))))
+    assert after["grad"] == ("conv_weight_grad", ["y", "conv/to_NHWC"])
+    assert after["update"] == ("sgd", ["grad"])
+
+
 def test_every_pair_of_transposes_that_meet_cancels() -> None:
     """x → conv → conv → conv → conv in NHWC: three pairs meet, with nothing that sinks in between."""
     chain = ["x", "c1", "c2", "c3", "c4"]
