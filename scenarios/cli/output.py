@@ -193,6 +193,8 @@ def print_table(rows: Sequence[Mapping[str, str]], *, left: int = 1) -> None:
     gpu0           60 us
     a longer name   5 us
     """
+    if not rows:  # of a run in which nothing ran
+        return
     cells = [tuple(rows[0]), *(tuple(row.values()) for row in rows)]
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
     for n, row in enumerate(cells):

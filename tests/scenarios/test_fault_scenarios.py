@@ -262,3 +262,14 @@ def test_data_loading_is_that_of_the_epochs_that_are_done(restart: str, tmp_path
         path.write_text(f"workload: {{build: {loader}}}\niterations: 2\n{more}")
         told.append(run_scenario(load_scenario(path), check=True).summary.get("data_loading"))
     assert told[1] == (told[0] if restart else None)
+
+
+def test_a_run_in_which_nothing_ran_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "nothing.yaml"
+    text = FAILS.replace("50us", "0us") % ("gpu0", "")
+    path.write_text(
+        f"machine: {{devices: {{gpu0: {{kind: gpu}}}}}}\nworkload: {{ops: {{a: {{duration: 10us}}}}}}\n{text}"
+    )
+    told = sim("run", path)
+    assert told.exit_code == 0
+    assert "0 steps done, 0 steps lost; 0 tasks ran" in told.stdout
