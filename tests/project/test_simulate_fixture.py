@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pandas as pd  # noqa: F401  # pytester forgets what a run inside it is the first to import
 import pytest
 from scenario_texts import GOOD, HEAD_OF_LINE, changed, write
 
