@@ -1,7 +1,7 @@
 """The cases of every experiment, drawn by seed: (experiment, split, number) alone determines a case.
 
 Calibration never uses a graph from here, and a split is part of the seed, so calibration, development and
-test plans are disjoint by construction. Letters are those of the matrix in docs/design.md.
+test plans are disjoint by construction. Letters are those of docs/design.md.
 """
 
 from __future__ import annotations
