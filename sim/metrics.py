@@ -251,7 +251,7 @@ def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
         },
         "unused_devices": unused_devices(trace)
         if folding is None
-        else [each.name for each in folding.unused],
+        else [each.name for each in folding.unused if each.kind != "switch"],
         "pipeline": None,
         "expect": [],
     }

@@ -403,7 +403,7 @@ def fold(
         folding=Folding(
             members,
             differs,
-            tuple(d for d in machine.devices if d.name not in simulated and d.kind != "switch"),
+            tuple(d for d in machine.devices if d.name not in simulated),
             {name: len(inside) for name, inside in meets.inside.items()},
             tuple(d.name for d in machine.devices if d.name in simulated),
         ),

@@ -42,7 +42,7 @@ class Folding:
     differs : mapping of str to str
         Simulated device → what distinguishes it from the first one.
     unused : tuple of Device
-        The other devices of the whole machine, except switches: they run nothing.
+        The other devices of the whole machine: they run nothing.
     ranks : mapping of str to int
         Communicator → its number of ranks.
     order : tuple of str

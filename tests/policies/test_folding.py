@@ -217,7 +217,8 @@ def test_devices_that_are_described_apart(tmp_path: Path) -> None:
     content["machine"]["devices"] |= {"gpu2": {"gap": "5ns"}}
     content["workload"]["ops"]["l1"]["attributes"] = {"due": "150ns", "weight": 2}
     content["machine"]["hosts"] = {"h": {"devices": ["gpu1"], "threads": 2}}
-    content["machine"]["devices"] |= {"cpu": {"kind": "cpu", "power": {"busy": "200W", "idle": "80W"}}}
+    power = {"busy": "200W", "idle": "80W"}
+    content["machine"]["devices"] |= {kind: {"kind": kind, "power": power} for kind in ("cpu", "switch")}
     into = same(tmp_path / "a.yaml", content).summary["folded"]["into"]
     assert {name: of["differs"] for name, of in into.items()} == {
         "gpu0": None,
