@@ -390,7 +390,7 @@ def _sizes(op: OpEntry, kind: str) -> dict[str, Any]:
     own = op.attributes
     if kind == "bias_add_grad" and {"m", "n"} <= own.keys():
         return {"rows": own["m"] * own.get("batch", 1), "columns": own["n"]}
-    kept = SIZES | {"data_format"}
+    kept = SIZES | {"data_format"} if kind.startswith("conv") else SIZES  # of others not all are images
     return {key: own[key] for key in own if key in kept} if kind.endswith("_grad") else {}
 
 
