@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from policies.option_checks import one_of
 from policies.rewrite.records import OpEntry, Records, read, write
@@ -48,7 +48,7 @@ STARTS: Final = frozenset({"gather", "max_pool", "average_pool", "resize"})
 """Kinds computed with their readers only, as each number reads several, or others than its neighbour."""
 PRODUCTS: Final = frozenset({"matmul", "gemm", "conv"})
 _OTHER_SIZE: Final = 4
-"""How many times as many bytes are another number of elements, and not other types of them."""
+"""Tensors whose bytes differ by more than this factor differ in their elements' number, not only in type."""
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class _Kernel:
     ops: list[OpEntry]
     reads: int  # of their tensors by others
     stays: bool  # the last one is fetched or followed
-    rows: set[Any]  # numbers in each that a reduction sums, or its name
+    rows: set[str]  # numbers in each that a reduction sums, or its name
 
 
 class Fusion:
@@ -84,7 +84,7 @@ class Fusion:
         place = {record.name: k for k, record in enumerate(records.in_order(graph))}
         readers, followers = records.readers(), records.followers()
         read_all = {tensor for record in records.ops.values() for tensor in record.reads}
-        kernels, views = dict[str, _Kernel](), dict[str, str]()
+        kernels, views, compiled = dict[str, _Kernel](), dict[str, str](), self.patterns != "remapper"
         for name in place:
             record, users = records.ops[name], len(readers[name])
             sources: dict[_Kernel, list[str]] = {}
@@ -92,11 +92,11 @@ class Fusion:
                 maker = records.producer(tensor)
                 if maker is not None and maker.name in kernels and not distance:
                     sources.setdefault(kernels[maker.name], []).append(tensor)
-            rows = {record.attributes.get("columns", name) for kind in _kinds(record) if kind in REDUCTIONS}
+            rows = {str(record.attributes.get("columns", name))} if REDUCTIONS & {*_kinds(record)} else set()
             stays = not users or bool(followers[name]) or not read_all.isdisjoint(record.tensors[1:])
             kernel = _Kernel([record], users, stays, rows)
             elsewhere = any(source.ops[-1].device != record.device for source in sources)
-            if self.patterns != "remapper" and _is_view(record) and not stays and not elsewhere:
+            if compiled and _is_view(record) and not stays and not elsewhere:
                 views[name] = views.get(record.reads[0], record.reads[0])
                 for source in sources:  # none, if it shows a parameter
                     kernels[name] = source
@@ -115,8 +115,8 @@ class Fusion:
                     source.reads += users - len(tensors)
                     source.stays, kernel = kernel.stays, source
             kernels[name] = kernel
-        _join(records, [kernel.ops for kernel in dict.fromkeys(kernels.values()) if kernel.ops], views)
-        if self.patterns != "remapper":
+        _join(records, [each.ops for each in dict.fromkeys(kernels.values()) if each.ops], views, compiled)
+        if compiled:
             _lay_out([record for record in records.ops.values() if record.kind.startswith("conv")])
         return write(records)
 
@@ -149,7 +149,7 @@ def _is_view(record: OpEntry) -> bool:
     """Return whether an op does nothing but show its first input under another name."""
     work = record.flops, record.bytes_read, record.bytes_written, record.duration_ns, record.duration_by_kind
     plain = not any(work) and not record.after and not record.stateful and len(record.outputs) == 1
-    return plain and record.attributes.get("view_of") == 0 and not record.inputs[0][1]
+    return plain and record.attributes.get("view_of") == 0 and [k for _, k in record.inputs[:1]] == [0]
 
 
 def _has_several_axes(record: OpEntry) -> bool:
@@ -158,10 +158,10 @@ def _has_several_axes(record: OpEntry) -> bool:
     return any(isinstance(each, list) and len(each) > 1 for each in given)
 
 
-def _join(records: Records, kernels: Sequence[list[OpEntry]], views: Mapping[str, str]) -> None:
-    """Replace the ops of each kernel by one, and drop views that only ops inside kernels read."""
+def _join(records: Records, kernels: Sequence[list[OpEntry]], views: Mapping[str, str], alone: bool) -> None:
+    """Make each kernel one op (`alone`: a lone reduction, too), and drop views that only ops inside read."""
     for *inside, last in kernels:
-        if inside or last.kind in REDUCTIONS:
+        if inside or (alone and last.kind in REDUCTIONS):
             records.ops[last.name] = _fuse([*inside, last], records, views)
     ends = {ops[-1].name for ops in kernels} | views.keys()
     records.ops = {name: record for name, record in records.ops.items() if name in ends}

@@ -43,6 +43,12 @@ def test_two_readers_prevent_fusion() -> None:
     assert len(Fusion().apply(g)) == 3
 
 
+def test_only_a_compiler_has_a_kernel_of_its_own_for_a_reduction() -> None:
+    g = graph({"s": {"kind": "softmax", "inputs": ["x"], "attributes": {"columns": [8]}}})
+    assert shape(Fusion("remapper").apply(g)) == shape(g)
+    assert shape(Fusion("elementwise").apply(g)) == {"s": ("elementwise", ["x"])}
+
+
 def test_fusion_never_makes_a_cycle() -> None:
     """a → b → c and a → c: fusing a with c would make it wait for b, which waits for a."""
     g = graph(
@@ -113,8 +119,10 @@ def test_views_between_elementwise_ops_are_index_arithmetic() -> None:
     after = Fusion("elementwise").apply(graph(ops, ("x", "y")))
     assert shape(after) == {"gelu": ("elementwise", ["x", "y"]), "all": ("reshape", ["gelu:1"])}
     assert (after.bytes_read[0], after.bytes_written[0]) == (2000, 1500)
+    ops["nothing"] = {**VIEW, "inputs": []}
+    assert len(Fusion("elementwise").apply(graph(ops, ("x", "y")))) == 3
     ops["half"] = {**half, "device": "gpu1"}  # this one is sent
-    assert len(Fusion("elementwise").apply(graph(ops, ("x", "y")))) == 4
+    assert len(Fusion("elementwise").apply(graph(ops, ("x", "y")))) == 5
 
 
 @pytest.mark.parametrize(
