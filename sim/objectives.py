@@ -101,7 +101,7 @@ def _copies_of_jobs(job: Job) -> IntArray:
 
 def mean_flow_time_ns(trace: Record) -> int | float:
     """Return the mean of the time from the release of a job to its last end."""
-    jobs = int(trace.counts.sum()) * n_jobs(trace.job) // trace.job.iterations
+    jobs = int(trace.counts.sum() * _copies_of_jobs(trace.job).sum())
     mean = Fraction(total_flow_time_ns(trace), jobs or 1)
     return int(mean) if mean.denominator == 1 else float(mean)
 

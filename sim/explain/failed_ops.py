@@ -90,10 +90,9 @@ def failure_report(trace: Record) -> dict[str, Any]:
     }
     if trace.attempts:
         attempts = [_attempt(trace, k) for k in range(len(trace.attempts))]
-        lost = sum(attempt["steps_lost"] for attempt in attempts)
         told |= {
             "steps": int(trace.counts.sum()),
-            "steps_lost": lost,
+            "steps_lost": sum(attempt["steps_lost"] for attempt in attempts),
             "attempts": attempts,
             "too_late_ns": too_late(trace),
         }
