@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.cost.kernel_model import ELEMENT_BYTES, Demand, Features, KernelWork, Sheet, Sizes
+from devices.describe.dtypes import DTYPES
 from sim.base.arrays import BoolArray, FloatArray
 
 
@@ -43,7 +44,7 @@ _LEAST, _NARROW, _AT_ONCE = 16, 64, 16
 """Rows and columns of the least tile, columns of the results that take it, and how many of these tiles an SM
 computes at once: from 37,632 products of 8 x 64 x 8 and of 8 x 8 x 64 on an H100 (TimeSformer)."""
 _OUT_BYTES: Final = 2.0
-_ALIGNED_BYTES: Final = 16  # what a thread loads or stores at a time
+_ALIGNED_BITS: Final = 128  # what a thread loads or stores at a time
 _UNALIGNED: Final = 2.5
 """How many times as long a product takes whose rows do not begin at a multiple of 16 bytes: elements are
 loaded one by one. From BERT's vocabulary of 30,522 on an H100; 2.5 to 3.5 in two other programs. Elements of
@@ -53,17 +54,18 @@ _SINGLE: Final = 1.2
 """... and how much longer writing takes where neighbours cannot go together (TimeSformer's 3,137 columns)."""
 
 
-def _is_unaligned(n: FloatArray, k: FloatArray, element: float) -> BoolArray:
-    return np.asarray(((n * element) % _ALIGNED_BYTES > 0) | ((k * element) % _ALIGNED_BYTES > 0))
+def _is_unaligned(n: FloatArray, k: FloatArray, dtype: str) -> BoolArray:
+    bits = DTYPES[dtype].get("bits", 32)  # scales of blocks lie in a tensor of their own
+    return np.asarray(((n * bits) % _ALIGNED_BITS > 0) | ((k * bits) % _ALIGNED_BITS > 0))
 
 
 def has_short_code(s: Sizes, sheet: Sheet, dtype: str) -> BoolArray:
     """Return which products take kernels of one stage: those of one row (`gemvx`), and of rows that are not
-    aligned (`align1`). AMD's have no others for them.
+    aligned (`align1`). On AMD's GPUs they take the same kernels as others.
     """
     m, n, k = columns(s, "m n k")
-    by_others = not sheet.generation.startswith("cdna")
-    return np.asarray(((m == 1) | _is_unaligned(n, k, ELEMENT_BYTES[dtype])) & by_others)
+    amd = sheet.generation.startswith("cdna")
+    return np.asarray(((m == 1) | _is_unaligned(n, k, dtype)) & (not amd))
 
 
 def product_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
@@ -76,11 +78,11 @@ def product_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     tiny = (m <= _LEAST) & (n <= _NARROW) & (count > 1)
     least = np.where(tiny, count * np.ceil(n / _LEAST), 0.0)
     tiles = np.maximum(tiles, least / _AT_ONCE)
-    row = 1.0 if dtype == "mxfp8" else element  # whose scales lie in a tensor of their own
-    odd = _is_unaligned(n, k, row)
+    odd = _is_unaligned(n, k, dtype)
     slower = np.where(odd, _UNALIGNED, 1.0)
     one_by_one = np.where(odd, _UNALIGNED * min(1.0, _OUT_BYTES / element), 1.0)
-    out_bytes = max(_OUT_BYTES, element) * np.where(odd & ((n * row) % 4 > 0), _SINGLE, 1.0)[:, 0]
+    out = max(_OUT_BYTES, element)
+    out_bytes = out * np.where(odd & ((n * out) % 4 > 0), _SINGLE, 1.0)[:, 0]
     parts = np.clip(np.floor(sheet.sms / tiles), 1, np.maximum(1, np.floor(k / 256)))
     blocks = np.concatenate([tiles, tiles * parts], 1)
     split = np.concatenate([np.ones_like(tiles), parts], 1)
