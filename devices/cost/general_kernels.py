@@ -145,19 +145,25 @@ def library_kernels(
     cublasLt's tile beside cuBLAS's says 1.13 times: GPT-2's take 1.14 (P100) and 1.15 times (P4).
     """
     stored = np.array([kind == "linear" or bool(each.get("transposed")) for each in given], bool)
-    bias = [not kind.endswith("_grad") and _adds_bias(each) for each in given]
     if generation != "pascal":
         return stored, np.ones(len(given))
+    bias = [not kind.endswith("_grad") and _adds_bias(each) for each in given]
     slower = _load_inflation(*_LINEAR_TILES["pascal"][0]) / _load_inflation(*_BATCHED_TILES["pascal"][0])
     return stored & [each is not False for each in bias], np.where([each is True for each in bias], slower, 1)
 
 
 def _adds_bias(op: Mapping[str, Any]) -> bool | None:
     """Return whether PyTorch's operator of a product adds a bias; None where nobody says."""
-    name = re.split(r"::|\.", str(op.get("operator") or op.get("aten") or ""))[1:2]
-    if name == ["linear"] and "arguments" in op:
-        return [*op["arguments"]][2:3] == ["tensor"]
-    return {"addmm": True, "mm": False}.get("".join(name))
+    name = "".join(re.split(r"::|\.", str(op.get("operator") or op.get("aten") or ""))[1:2])
+    if name == "linear" and "arguments" in op:
+        return has_bias(op)
+    return {"addmm": True, "mm": False}.get(name)
+
+
+def has_bias(op: Mapping[str, Any]) -> bool:
+    """Return whether the third argument of PyTorch's operator is a tensor; another's may be anything."""
+    given = op.get("arguments")
+    return isinstance(given, list | tuple) and "tensor" in given[2:3]
 
 
 # ---- what memory bounds: elementwise, softmax, norms -------------------------------------------------------

@@ -31,6 +31,7 @@ from devices.cost.general_kernels import (
     KINDS,
     NATIVE_NCHW,
     by_bytes,
+    has_bias,
     implicit_product,
     is_eager,
     layout_conversions,
@@ -248,7 +249,8 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
         direction = "backward_data"
     for i, (side, edge) in enumerate((("height", "h"), ("width", "w")), 1):
         s |= {side: image[:, i], f"kernel_{edge}": kernel[:, i], f"stride_{edge}": strides[:, i]}
-        s |= {f"pad_{edge}": pads[:, i], "dilation": dilations[:, i]}  # of the width, in the end
+        s[f"pad_{edge}"] = pads[:, i]
+    s["dilation"] = dilations[:, 2]
     ways = ["backward_data", "backward_weights"] if direction == "both" else [direction]
     square = (s["kernel_h"] == 3) & (s["kernel_w"] == 3) & (ops.dtype == "fp32") & (direction == "forward")
     s = {name: np.where(known, column, 1.0) for name, column in s.items()}
@@ -262,8 +264,7 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     planar = launched & ~nhwc & ((halves or ops.dtype == "tf32") and sheet.generation not in NATIVE_NCHW)
     asks = [KernelAsk(many & square, "conv_3x3", {**s, "direction": "forward"})]
     slower = np.where(planar & pixel, _PLANAR, 1.0)
-    given = (x.get("arguments") for x in ops.attributes)  # PyTorch's; of another's op they may be anything
-    biases = [isinstance(x, list) and "tensor" in x[2:3] and not ops.kind.endswith("_grad") for x in given]
+    biases = [has_bias(x) and not ops.kind.endswith("_grad") for x in ops.attributes]
     if (biased := launched & ~fused & biases).any():  # PyTorch adds it separately
         made = implicit_product(s)[1][2 if direction == "forward" else 0]  # a transposed one makes the input
         asks.append(KernelAsk(biased, "elementwise", {"elements": made, "operands": 1}))
@@ -540,10 +541,8 @@ class FittedCost(CostModel):
             if self.by_others.isdisjoint((kind, DEFAULT)):
                 attributes = [graph.attributes.get(op, none) for op in rows.tolist()]
                 moved = (c[rows].astype(float) for c in (graph.flops, graph.bytes_read, graph.bytes_written))
-                computes = name == "tf32" or (
-                    sheet.rate_dtype(name) == "fp32" and _way(kind) not in _BY_BYTES
-                )
-                wide = name not in ELEMENT_BYTES or (name in absent and computes)
+                computes = sheet.rate_dtype(name) == "fp32" and _way(kind) not in _BY_BYTES
+                wide = name not in ELEMENT_BYTES or (name in absent and (name == "tf32" or computes))
                 yield rows, Ops(kind, "fp32" if wide else name, attributes, *moved), name
 
 
