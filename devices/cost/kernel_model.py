@@ -91,9 +91,8 @@ class Sheet:
         An SM then does 512 flop a cycle in 16 bits, and at most 256 without tensor cores.
         """
         rated = self.rate_dtype(dtype)
-        rate = self.peak[rated] * ELEMENT_BYTES.get(rated, 4)  # bytes multiplied a second
-        without = rated in ON_VECTOR_UNITS or rate < 768 * self.sms * self.clock_hz
-        return not without and rate < 6 * self.peak.get("fp32", 0)
+        without = rated in ON_VECTOR_UNITS or self.peak_of("fp16") < 384 * self.sms * self.clock_hz
+        return not without and self.peak[rated] * ELEMENT_BYTES.get(rated, 4) < 6 * self.peak.get("fp32", 0)
 
 
 HEATING_NS: Final = 3e5
@@ -462,7 +461,7 @@ class Model:
         """Return the logarithm of each row's ns before any shift, and all features."""
         base, features = self.base(sizes, sheet)
         correction = grid_correction(self.grids, features)
-        if sheet.is_half_rate(self.dtype):  # at full rate power slows long products
+        if sheet.is_half_rate(self.dtype):  # the fits are of full rate, where power slows long products
             correction = np.where(features["balance"] > 0, np.minimum(correction, 0), correction)
         return np.log(base) + correction, features
 
