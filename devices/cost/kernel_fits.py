@@ -210,7 +210,7 @@ class KernelFits:
         generation = LENDERS["half_rate"] if halved else str(self.sheet.generation)
         small = self.like in LENDERS["small_memory"]
         small |= not self.like and self.sheet.dram_bytes_per_s < _LEAST_HBM
-        lent = _lent_width(self.like, self.sheet)
+        lent = _lent_width(self.like, self.sheet.name, generation)
         chip = float(np.hypot(lent, CHIP_WIDTH))
         near = [(self.like, lent)]
         near += [(other, chip) for other in LENDERS["same_chip"].get(self.like, ())]
@@ -229,12 +229,13 @@ class KernelFits:
         return near, [(name, NEAREST_WIDTH) for name in others]
 
 
-def _lent_width(like: str, sheet: Sheet) -> float:
+def _lent_width(like: str, gpu: str, generation: str) -> float:
     """Return what the fits of another GPU, named in place of a GPU's own, add to the half width."""
-    if like in ("", sheet.name, sheet.generation) or like.startswith("unmeasured"):
+    if like in ("", gpu) or like.startswith("unmeasured"):
         return 0.0
-    if like in LENDERS["same_chip"].get(sheet.name, ()):
+    if like in LENDERS["same_chip"].get(gpu, ()):
         return CHIP_WIDTH
-    generation = like if like in GENERATIONS else device_preset(like)["generation"]
-    same = GENERATIONS.get(generation, generation) == GENERATIONS.get(sheet.generation, sheet.generation)
-    return GENERATION_WIDTH if same else NEAREST_WIDTH
+    lender = like if like in GENERATIONS else device_preset(like)["generation"]
+    if GENERATIONS.get(lender, lender) != GENERATIONS.get(generation, generation):
+        return NEAREST_WIDTH
+    return 0.0 if like == lender else GENERATION_WIDTH
