@@ -89,7 +89,7 @@ def devices_of(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin)
             for name, spec in alone.items():
                 if name not in described:
                     raise UnknownNameError("device", name, described)
-                described[name] = merge(described[name], _mapping(spec), DEVICE_FIELDS)
+                described[name] = merge(_mapping(described[name]), _mapping(spec), DEVICE_FIELDS)
     ideal = {"ideal": True} if over.get("ideal", False) else {}
     read: dict[int, dict[str, Any]] = {}  # devices of a count have one description
     for name, device in described.items():
@@ -125,7 +125,7 @@ def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     """Return one description per device, counts expanded, with `over` merged over `base`."""
     merged: dict[str, Any] = {}
     for name, spec in base.items():
-        merged |= _write_out(name, merge(spec, _mapping(over[name]), DEVICE_FIELDS) if name in over else spec)
+        merged |= _write_out(name, merge(_mapping(spec), _mapping(over.get(name, {})), DEVICE_FIELDS))
     for name, spec in over.items():
         if name in merged and name not in base:
             merged[name] = merge(merged[name], _mapping(spec), DEVICE_FIELDS)  # one device of a count

@@ -167,6 +167,11 @@ def test_intra_op_cores_speed_up_what_the_cost_model_says() -> None:
         durations(speedup={1: 1, 8: 0})
 
 
+def test_one_device_of_a_node_differs_where_all_have_the_name_of_a_preset() -> None:
+    spec = {"nodes": 2, "devices": {"gpu": "h100-sxm", "node1/gpu": {"gap": "9us"}}}
+    assert [each["gap"] for each in described_devices(spec).values()] == [1600, 9000]
+
+
 def test_one_core_has_its_share_of_the_peaks() -> None:
     b = GraphBuilder("two")
     b.op("compute", flops=10**6)
