@@ -67,6 +67,8 @@ def test_a_program_adds_to_what_a_table_is_off() -> None:
         ("h100-pcie", "hopper", 0),
         ("a100-pcie-80", "a100-sxm-80", 0.06),
         ("gb300", "b200-sxm", 0.13),
+        ("gb300", "blackwell", 0),  # which it takes by itself, and a GeForce Hopper's
+        ("rtx-4090", "hopper", 0),
     ],
 )
 def test_the_fits_of_another_gpu_are_less_sure(gpu: str, like: str, added: float) -> None:
@@ -99,6 +101,7 @@ def test_the_presets_of_the_issue_are_there() -> None:
     assert set(asked.split()) <= set(GPUS)
     slow = {gpu for gpu in GPUS if load_fits(gpu).sheet.is_half_rate("fp16")}
     assert slow == {"rtx-3090", "rtx-4090", "rtx-5090"}
+    assert not any(load_fits(gpu).sheet.is_half_rate("int8") for gpu in ("p4", "p40"))  # of vector units
 
 
 @pytest.mark.parametrize(("gpu", "tflops"), [("rtx-3090", 75.6), ("rtx-4090", 167), ("rtx-5090", 228)])
@@ -133,6 +136,8 @@ def test_a_product_that_pytorch_launches_starts_cold() -> None:
         for short in ({"m": 1}, {"k": 4097}):  # OWLv2 on an H100: the code is short
             assert ns_of("matmul", sizes=sizes | short | says) == ns_of("matmul", sizes=sizes | short)
     assert ns_of("matmul", sizes=sizes | {"operator": "trt::gemm"}) == warm
+    warm, cold = (ns_of("matmul", "mxfp8", "b200-sxm", {"m": 64, "n": 64, "k": 64} | x) for x in ({}, says))
+    assert cold - warm == pytest.approx(2700, abs=1)  # a row has 64 bytes, and its scales lie elsewhere
     for kind, sizes in (("layer_norm", {"rows": 4096, "columns": 1024}), ("add", {})):
         moved = {"kind": kind, "bytes_read": 2**23, "bytes_written": 2**22}
         assert 1.1 < ns_of(**moved, sizes=sizes | {"operator": "aten::x"}) / ns_of(**moved, sizes=sizes) < 2
@@ -176,6 +181,7 @@ def test_a_product_behind_quantizing_does_not_quantize(
         ("p100-pcie-16", {"n": 5120, "k": 1280, "operator": "aten::addmm"}, 261.1 / 36),
         ("p100-pcie-16", {"n": 1280, "k": 5120, "aten": "aten.addmm.default"}, 263.1 / 36),
         ("p4", {"n": 50257, "k": 1280, "transposed": True} | BARE, 139.0),
+        ("p4", {"n": 50257, "k": 1280, "transposed": True} | BARE | {"arguments": 3}, 139.0),
         ("p4", {"n": 5120, "k": 1280, "operator": "aten::addmm"}, 603.6 / 36),
         ("p4", {"n": 1280, "k": 5120, "operator": "aten::addmm"}, 576.9 / 36),
     ],
@@ -211,6 +217,8 @@ def test_a_product_whose_rows_are_not_aligned_takes_longer(size: dict[str, int])
     assert ns_of("matmul", sizes=sizes) / ns_of("matmul", sizes=even) == pytest.approx(2.5, rel=0.1)
     wide = ns_of("matmul", dtype="fp32", sizes=sizes) / ns_of("matmul", dtype="fp32", sizes=even)
     assert wide == pytest.approx(1, abs=0.05)  # vector units load numbers one by one
+    less, more = ({"m": 4096, "n": width, "k": width} for width in (2880, 3072))  # of 4 bits both are aligned
+    assert ns_of("matmul", "mxfp4", "b200-sxm", less) < ns_of("matmul", "mxfp4", "b200-sxm", more)
 
 
 def test_many_small_products_share_sms_as_one_tile_does() -> None:
