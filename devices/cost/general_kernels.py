@@ -138,7 +138,7 @@ linear_work: Final[Work] = partial(_product, shapes=_LINEAR_TILES, linear=True)
 def library_kernels(
     kind: str, given: Sequence[Mapping[str, Any]], generation: str
 ) -> tuple[BoolArray, FloatArray]:
-    """Return which products take the kernels of linear layers, and how many times as long others take.
+    """Return which products take the kernels of linear layers, and how many times as long others compute.
 
     On Pascal the first are cublasLt's, which PyTorch calls for the sake of a bias: GPT-2's vocabulary, which
     has none, is 1 % (P100) and 6 % off (P4) as cuBLAS's product. With weights stored as (k, n) and a bias,

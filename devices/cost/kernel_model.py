@@ -88,7 +88,7 @@ class Sheet:
     def is_half_rate(self, dtype: str) -> bool:
         """Return whether tensor cores are slow beside the rest of an SM: a GeForce's, which halve their rate
         to sum in fp32, multiply in 16 bits twice as fast as vector units in 32, others at least four times.
-        An SM then does 512 flop a cycle in 16 bits, and at most 256 without tensor cores.
+        With tensor cores an SM does at least 512 flop a cycle in 16 bits, without at most 256.
         """
         rated = self.rate_dtype(dtype)
         without = rated in ON_VECTOR_UNITS or self.peak_of("fp16") < 384 * self.sms * self.clock_hz

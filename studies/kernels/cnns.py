@@ -8,7 +8,7 @@
 
 Each model is exported at its own size with 256 images under autocast (with gradients and optimizer if the
 table is of training; fused if it is of ``torch.compile``, as dynamo in its name says), and set against
-microseconds an image. Without names, 45 CNNs are; tables of PyTorch 1 need ``TIMM_FUSED_ATTN=0``.
+microseconds an image. Without names it takes 45 CNNs. Tables of PyTorch 1 need ``TIMM_FUSED_ATTN=0``.
 """
 
 from __future__ import annotations
