@@ -145,9 +145,7 @@ def _mapping(spec: object) -> Mapping[str, Any]:
     if isinstance(spec, str):
         return {"preset": spec}
     if not isinstance(spec, Mapping):
-        raise InputError(
-            f"{spec!r} is not a description of a device; accepted: a preset or a mapping of keys"
-        )
+        raise InputError(f"{spec!r} is not a description of a device; accepted: a preset, or its keys")
     return spec
 
 

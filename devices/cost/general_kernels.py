@@ -262,9 +262,7 @@ def rows_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
 
 
 def rows_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
-    """Return rows (also an SM), columns, whether they are more than registers hold or rows begin within a
-    sector, and bytes over L2.
-    """
+    """Return rows (also an SM), columns, whether rows are long or begin within a sector; bytes over L2."""
     rows, width, tensors = columns(s, _ROWS, tensors=2)
     nbytes = rows * width * tensors * ELEMENT_BYTES[dtype]
     odd = (width > _WARP) & (width <= _IN_REGISTERS) & (width * ELEMENT_BYTES[dtype] % _SECTOR > 0)

@@ -203,9 +203,7 @@ class KernelFits:
         raise InputError(f"no GPU was measured with {table} in {dtype}")
 
     def _sources(self) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
-        """Return the files that may have a table, near and of other generations, and what each adds to the
-        half width.
-        """
+        """Return files that may have a table, near and far, and what each adds to the half width."""
         halved = self.sheet.is_half_rate("fp16")
         generation = LENDERS["half_rate"] if halved else str(self.sheet.generation)
         small = self.like in LENDERS["small_memory"]

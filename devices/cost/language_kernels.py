@@ -64,8 +64,7 @@ def has_short_code(s: Sizes, sheet: Sheet, dtype: str) -> BoolArray:
     aligned (`align1`). On AMD's GPUs they take the same kernels as others.
     """
     m, n, k = columns(s, "m n k")
-    amd = sheet.generation.startswith("cdna")
-    return np.asarray(((m == 1) | _is_unaligned(n, k, dtype)) & (not amd))
+    return np.asarray((m == 1) | _is_unaligned(n, k, dtype)) & (not sheet.generation.startswith("cdna"))
 
 
 def product_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
