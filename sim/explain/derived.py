@@ -218,25 +218,16 @@ class DerivedColumns:
     @cached_property
     def edges(self) -> TaskEdges:
         """Edges between rows that held their consumer back, including transfers."""
-        edges = waited_for(self.trace, dependencies(self.trace))
-        if len(self.trace.attempts) > 1:  # data from before a restart came from a checkpoint
-            inside = self._attempt[edges.producer] == self._attempt[edges.consumer]
-            edges = TaskEdges(*(column[inside] for column in edges))
-        return with_iterations(self.trace, edges)
-
-    @cached_property
-    def _attempt(self) -> IntArray:
-        """Index of each row's attempt."""
-        first = [attempt.run for attempt in self.trace.attempts]
-        return np.searchsorted(first, self.trace.of_rows("iteration"), side="right") - 1
+        return with_iterations(self.trace, waited_for(self.trace, dependencies(self.trace)))
 
     @cached_property
     def restarted(self) -> IntArray:
         """Time of the last restart after a failure before each row; 0: none."""
         if len(self.trace.attempts) < 2:
             return np.zeros(len(self.row_end), np.int64)
-        begins = np.array([attempt.begin_ns for attempt in self.trace.attempts])
-        return np.asarray(begins[self._attempt], np.int64)
+        first, begins = np.array([(each.run, each.begin_ns) for each in self.trace.attempts]).T
+        attempt = np.searchsorted(first, self.trace.of_rows("iteration"), side="right") - 1
+        return np.asarray(begins[attempt], np.int64)
 
     @cached_property
     def row_end(self) -> IntArray:

@@ -293,6 +293,10 @@ def _all_edges(trace: Record) -> TaskEdges:
     rows = np.full(flow.n_nodes * trace.job.iterations, UNSET)
     rows[ids] = np.arange(len(ids))
     edge, at = unroll(flow.distance, trace.job.iterations)
+    if len(trace.attempts) > 1:  # data from before a restart come from a checkpoint
+        begins = np.array([each.run for each in trace.attempts])
+        inside = at - flow.distance[edge] >= begins[np.searchsorted(begins, at, side="right") - 1]
+        edge, at = edge[inside], at[inside]
     producer = rows[(at - flow.distance[edge]) * flow.n_nodes + flow.producer[edge]]
     return TaskEdges(producer, rows[at * flow.n_nodes + flow.consumer[edge]], flow.carries[edge])
 

@@ -253,6 +253,19 @@ def test_an_op_that_is_lost_is_late_flows_and_needs_memory_once(tmp_path: Path) 
     assert summary["devices"]["gpu0"]["peak_memory_bytes"] == 1_000_000
 
 
+def test_a_restart_reads_nothing_of_the_attempt_before(tmp_path: Path) -> None:
+    """Only a next step would read what a makes, and there is none: it is free when a ends, both times."""
+    b = "{duration: 100us, output: 1MB, after: [a], inputs: [{from: a, distance: 1}]}"
+    path = tmp_path / "last.yaml"
+    path.write_text(
+        "machine: {devices: {gpu0: {kind: gpu}}}\npolicy: in-order\n"
+        f"workload: {{ops: {{a: {{duration: 10us, output: 1MB}}, b: {b}}}}}\n"
+        f"{FAILS % ('gpu0', ', restart: 20us')}"
+    )
+    summary = run_scenario(load_scenario(path), check=True).summary
+    assert summary["devices"]["gpu0"]["peak_memory_bytes"] == 1_000_000
+
+
 @pytest.mark.parametrize("restart", [", restart: 20us", ""])
 def test_data_loading_is_that_of_the_epochs_that_are_done(restart: str, tmp_path: Path) -> None:
     """The first of two epochs is lost when it has loaded a batch; without a restart there is none."""
