@@ -41,13 +41,13 @@ _ORDERS: Final = 160_000
 """Number of orders tried by an annealing."""
 
 _CHANGES: Final = 20_000
-"""Number of tasks, in all orders, that are tried at one temperature."""
+"""Number of tasks that are scheduled at one temperature, over all its orders."""
 
 _HOT: Final = 2500
 """An annealing first accepts losses of one part in so many of the least end; in the end, of one unit."""
 
 _AS_IS: Final = np.zeros((3, 1), np.int64)
-"""The one list that is tried is as it was."""
+"""Changes that try one list, as it is."""
 
 _ROUNDS: Final = 20
 """Number of rounds: each balances lanes, from the first schedule on, and then anneals the order found."""

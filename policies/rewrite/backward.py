@@ -264,7 +264,7 @@ class Backward:
             self._broadcast(op, grad, [(k, tensor)])
 
     def _broadcast(self, op: OpEntry, dy: str, wanted: list[tuple[int, str]], negative: int = -1) -> None:
-        """Pass ``dy`` to inputs, summed over broadcast axes, and negated for one of them."""
+        """Pass ``dy`` to inputs: cast to a narrower type or summed over broadcast axes, one negated."""
         for k, tensor in wanted:
             grad, size = dy, self.records.nbytes(tensor)
             of, all_bytes = self.records.producer(tensor), self.records.nbytes(op.name)

@@ -12,9 +12,9 @@ Two families of patterns::
 
 The fused op keeps the name of the last op, does the work of all, and neither reads the tensors in between
 nor writes those that only it reads, which saves launch overhead and memory traffic. All are on the same
-device; no op waits for more, but those that read what leaves besides the last tensor. Views are index
-arithmetic. ``torch.compile`` fuses elementwise: products and convolutions stay kernels of libraries, the
-latter mostly in NHWC, whose bias (torch/_inductor/kernel/conv.py) the next kernel adds.
+device. No op waits for more than before, except readers of a tensor that leaves besides the last one. Views
+are index arithmetic. ``torch.compile`` fuses elementwise: products and convolutions stay kernels of
+libraries, the latter mostly in NHWC, whose bias (torch/_inductor/kernel/conv.py) the next kernel adds.
 
 Source of the patterns: tensorflow/core/grappler/optimizers/remapper.cc.
 """
@@ -42,7 +42,7 @@ REDUCTIONS: Final = frozenset({
     "softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "instance_norm",
     "reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "reduce_l1", "reduce_l2",
 })  # fmt: skip
-"""Kinds that sum rows: computed with what makes these, and with what takes as many numbers as they write."""
+"""Kinds that sum rows: computed with what makes the rows, and with readers that have as many numbers."""
 JOINS: Final = ELEMENTWISE | REDUCTIONS
 STARTS: Final = frozenset({"gather", "max_pool", "average_pool", "resize"})
 """Kinds computed with their readers only, as each number reads several, or others than its neighbour."""
