@@ -131,7 +131,7 @@ def kind_of(name: str, node: Any) -> str | None:
     """
     source = node.args[0].meta.get("val") if node.args and hasattr(node.args[0], "meta") else None
     strided = source is not None and hasattr(source, "shape") and not source.is_contiguous()
-    if name in ("reshape", "contiguous", "clone") and _joins_heads(node.args[0]):
+    if name in ("reshape", "flatten", "contiguous", "clone") and _joins_heads(node.args[0]):
         return "identity"
     if name in ("reshape", "flatten") and strided and not _is_view(source, node.meta["val"].shape):
         return "transpose"
@@ -155,8 +155,11 @@ def kind_of(name: str, node: Any) -> str | None:
 
 def _joins_heads(node: Any) -> bool:
     """Whether a node is attention's result by tokens, where its kernels on a GPU write heads side by side."""
-    by_token = node.op == "call_function" and operator_name(node.target) == "transpose"
-    return by_token and operator_name(node.args[0].target) == "scaled_dot_product_attention"
+    view = node.op == "call_function" and operator_name(node.target) in _VIEWS.split()
+    if not view or operator_name((source := node.args[0]).target) != "scaled_dot_product_attention":
+        return False
+    strides = source.meta["val"].stride()
+    return bool(node.meta["val"].stride() == (*strides[:-3], *strides[-3:-1][::-1], strides[-1]))
 
 
 def _is_view(source: Any, shape: Sequence[int]) -> bool:
@@ -170,7 +173,7 @@ def _is_view(source: Any, shape: Sequence[int]) -> bool:
 
 def order_tensors(name: str, tensors: list[Any]) -> list[Any]:
     """Return the tensors that an operator reads, in the order that its formula expects."""
-    if name in ("addmm", "baddbmm"):  # (bias, a, b)
+    if name in ("addmm", "baddbmm", "addmv"):  # (bias, a, b)
         return [*tensors[1:], tensors[0]]
     if name in RECURRENT | _CELLS:  # (x, states, weights and biases of each layer)
         x, states = tensors[0], 2 if name.startswith("lstm") else 1
@@ -268,8 +271,7 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
     if name in _CELLS:
         return {"matrices": 2, "layout": 2}
     if name in ("topk", "sort", "argsort", "fft_rfft", "fft_irfft"):
-        at = 1 if "sort" in name and not isinstance(argument_at(1, "stable"), bool) else 2
-        return {"axis": int(argument_at(at, "dim", -1))}
+        return {"axis": int(argument_at(1 if "sort" in name else 2, "dim", -1))}
     if name == "index_select":
         return {"axis": int(argument_at(1, "dim") or 0)}
     if name == "cross_entropy_loss":
@@ -365,7 +367,9 @@ def _program_on_a_gpu(*given: Any) -> Any:
         for tensor in (*module.parameters(), *module.buffers(), *tree_leaves(inputs)):
             if isinstance(tensor, torch.Tensor):
                 there = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
-                moved[id(tensor)] = type(tensor)(there) if isinstance(tensor, torch.nn.Parameter) else there
+                if isinstance(tensor, torch.nn.Parameter):  # gradients there need a PyTorch built for CUDA
+                    there = type(tensor)(there, requires_grad=False)
+                moved[id(tensor)] = there
     no_gpu = mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False)
     with no_gpu, mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True):
         return _program(*copy.deepcopy(given, moved))
@@ -412,8 +416,7 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
             if operator_name(source.target) not in LISTS:
                 refs[node] = output_name(refs[source], k)
                 continue
-            first = source.args[0]
-            tensors = [first[k] if isinstance(first, list) else first]
+            tensors = [_viewed(node)]
             said = [*source.args, *source.kwargs.items(), k]
             facts = OpFacts("identity", _facts(tensors, dtype), _facts([node], dtype), {})
         else:
@@ -456,16 +459,22 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
 
 def _whole_of(node: Any) -> Any:
     """Return the tensor of which a node changes a part in place, through views; others are their own."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.name.endswith("_") or schema.name.endswith("__"):
+    name = getattr(getattr(node.target, "_schema", None), "name", "")
+    if not name.endswith("_") or name.endswith("__") or isinstance(node.args[0], list):
         return node
     whole = node.args[0]
     while whole.op == "call_function":
         part = _is_getitem(whole) and operator_name(whole.args[0].target) in LISTS
         if not part and kind_of(operator_name(whole.target), whole) != "identity":
             break
-        whole = whole.args[0].args[0] if part else whole.args[0]
+        whole = _viewed(whole) if part else whole.args[0]
     return whole
+
+
+def _viewed(item: Any) -> Any:
+    """Return the tensor of which an item of a list (`LISTS`) is a view."""
+    source, k = item.args
+    return source.args[0][k] if isinstance(source.args[0], list) else source.args[0]
 
 
 def _operands_to_copy(operator: str, tensors: Sequence[Any]) -> list[int]:

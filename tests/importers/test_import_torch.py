@@ -132,6 +132,8 @@ def test_a_cell_is_one_step_of_a_layer(part, kind: str, gates: int) -> None:
         (F.glu, ("silu", 5 * 12, 96, 48)),
         (lambda x: F.interpolate(x[None], scale_factor=2, mode="linear"), ("resize", 2 * 2 * 48, 96, 192)),
         (lambda x: F.scaled_dot_product_attention(x, x, x), ("attention", 2 * 48 * 4 + 6 * 16, 288, 96)),
+        (lambda x: torch.broadcast_tensors(x, x)[1].relu_(), ("relu", 24, 96, 96)),
+        (lambda x: torch.addmv(x[:, 0], x, x[0]), ("gemm", 2 * 24 + 4, 4 * (4 + 24 + 6), 16)),
     ],
 )
 def test_operators_with_another_name(function, row) -> None:
@@ -166,7 +168,7 @@ def test_autocast_of_a_gpu_that_is_not_here() -> None:
     def forward(m, x):
         with torch.autocast("cuda"):
             y = F.scaled_dot_product_attention(*[m.part(x).view(2, 8, 4, 16).transpose(1, 2)] * 3)
-            return m.norm(y.transpose(1, 2).reshape(x.shape) + x)
+            return m.norm(y.permute(0, 2, 1, 3).flatten(2) + x)
 
     if torch.cuda.is_available():
         pytest.skip("tensors on the host are not cast for a GPU that is here")
