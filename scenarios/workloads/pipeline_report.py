@@ -39,7 +39,7 @@ from policies.pipeline.custom import from_programs
 from policies.pipeline.evaluate import closed_form, peak_activations
 from policies.pipeline.pipeline_schedule import PHASES, Overlap, Schedule, Slot, parse_action
 from scenarios.builders.pipeline_stage import RESIDENT, PipelineStage, PlacedPipeline
-from sim.base.arrays import UNSET, BoolArray, IntArray
+from sim.base.arrays import UNSET, BoolArray, IntArray, distinct_rows
 from sim.base.errors import OutOfMemoryError
 from sim.base.intervals import Cover, most_in_use, union
 from sim.base.units import NS_PER_S
@@ -286,10 +286,7 @@ class PipelineOnDevices(PlacedPipeline):
         first, last = np.full(n, makespan), np.zeros(n, np.int64)
         np.minimum.at(first, device[slot], begin[slot])
         np.maximum.at(last, device[slot], end[slot])
-        executing, computing = (
-            union(begin, end, device),
-            union(begin[computes], end[computes], device[computes]),
-        )
+        executing, computing = (union(begin[of], end[of], device[of]) for of in (slice(None), computes))
         span, every = np.maximum(last - first, 0), np.arange(n)
         busy, in_spans = (
             Cover(those, makespan).between(first, last, every) for those in (computing, executing)
@@ -360,19 +357,16 @@ def _micro_batch(trace: Trace, device: int, at_ns: int) -> int:
 def _of_inference(trace: Trace) -> dict[str, Any]:
     """Return the throughput of a pipeline in micro-batches per second, and their latency."""
     graph, ops = trace.job.graph, trace.tasks["op"]
-    first, last, of_step = trace.tasks["start_ns"], trace.tasks["end_ns"], graph.micro_batch[ops]
-    each = int(of_step.max()) + 1
-    k = np.where(of_step >= 0, trace.tasks["iteration"] * each + of_step, UNSET)
-    count = each * trace.job.iterations
+    rows = (graph.micro_batch[ops] != UNSET) & trace.counts[trace.tasks["iteration"]]
+    _, k = distinct_rows(trace.tasks["iteration"][rows], graph.micro_batch[ops[rows]])
+    count = int(k.max(initial=-1)) + 1
     enters, leaves = np.full(count, trace.makespan_ns), np.zeros(count, np.int64)
-    np.minimum.at(enters, k[k >= 0], first[k >= 0])
-    np.maximum.at(leaves, k[k >= 0], last[k >= 0])
+    np.minimum.at(enters, k, trace.tasks["start_ns"][rows])
+    np.maximum.at(leaves, k, trace.tasks["end_ns"][rows])
     latency = np.sort(leaves - enters)
     return {
-        "micro_batches_per_s": each * int(trace.counts.sum()) * NS_PER_S / trace.makespan_ns
-        if trace.makespan_ns
-        else None,
-        "latency_ns": {"median": int(latency[count // 2]), "max": int(latency[-1])},
+        "micro_batches_per_s": count * NS_PER_S / trace.makespan_ns if trace.makespan_ns else None,
+        "latency_ns": {"median": int(latency[count // 2]), "max": int(latency[-1])} if count else None,
     }
 
 

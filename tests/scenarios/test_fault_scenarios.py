@@ -229,14 +229,13 @@ FAILS = "faults: {failures: {x: {device: %s, at: [50us]}}, health_check: {every:
 @pytest.mark.parametrize(("restart", "done"), [(", restart: 20us", 2), ("", 0)])
 def test_rates_count_the_steps_that_are_done(restart: str, done: int, tmp_path: Path) -> None:
     """The first of two steps is lost; without a restart rank 1 never runs anything."""
-    pipeline = (
-        "workload: {pipeline: {ranks: 2, micro_batches: 3, forward: 1ms, backward: 2ms}}\npolicy: 1f1b\n"
-    )
+    pipeline = "workload: {pipeline: {ranks: 2, micro_batches: 3, forward: 1ms}}\npolicy: forward-only\n"
     path = tmp_path / "pipeline.yaml"
     path.write_text(f"{pipeline}iterations: 2\n{FAILS % ('rank0', restart)}")
     summary = run_scenario(load_scenario(path), check=True).summary
     assert summary["failures"]["steps"] == done
     assert summary["micro_batches_per_s"] == pytest.approx(3 * done * 1e9 / summary["makespan_ns"])
+    assert summary["pipeline"]["latency_ns"] == ({"median": 2e6, "max": 2e6} if done else None)
 
 
 def test_an_op_that_is_lost_is_late_flows_and_needs_memory_once(tmp_path: Path) -> None:
