@@ -153,8 +153,8 @@ def _reading(trace: Trace, replicas: int) -> tuple[Any, float]:
     job, moved = trace.job, trace.transfers
     alone = np.zeros(replicas)
     row, link = transfers_on_links(trace)
-    counts = trace.counts[moved["iteration"]]
-    row, link = row[counts[row]], link[counts[row]]
+    counts = trace.counts[moved["iteration"][row]]
+    row, link = row[counts], link[counts]
     if not len(row):
         return alone, 0.0
     nbytes = moved["nbytes"]
@@ -163,8 +163,7 @@ def _reading(trace: Trace, replicas: int) -> tuple[Any, float]:
     slowest, waits = np.full(len(nbytes), np.inf), np.zeros(len(nbytes))
     np.minimum.at(slowest, row, rates[link])
     np.add.at(waits, row, latency[link])
-    takes = np.where(counts, nbytes / slowest * NS_PER_S + waits, 0)
-    np.add.at(alone, _replica_of_device(trace)[moved["destination"]], takes)
+    np.add.at(alone, _replica_of_device(trace)[moved["destination"]], nbytes / slowest * NS_PER_S + waits)
     busiest = np.bincount(link, weights=nbytes[row], minlength=len(rates)) / rates
     return alone, float(busiest.max() * NS_PER_S)
 

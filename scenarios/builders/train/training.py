@@ -276,9 +276,7 @@ class Training(RankOptions):
             for i in range(self.model.layers, self.model.layers + self.model.predicted):
                 kind = self.model.kind(i)
                 of = self.dtypes.get("predicted", "")
-                joined = with_recomputation(
-                    self.work.predicting(), self.recompute, self.model, self.layout.tp
-                )
+                joined = self._with_recomputation(self.work.predicting())
                 pieces = (*(piece.computed_in(of) for piece in joined), *self._in(of, kind))
                 units.append(self._layer_unit(i, pieces))
             units.append(CheckpointUnit("head", (*self.work.head(),) * (1 + self.model.predicted)))
