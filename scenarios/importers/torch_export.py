@@ -416,7 +416,7 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
             if operator_name(source.target) not in LISTS:
                 refs[node] = output_name(refs[source], k)
                 continue
-            tensors = [_viewed(node)]
+            tensors = [_list_item(node)]
             said = [*source.args, *source.kwargs.items(), k]
             facts = OpFacts("identity", _facts(tensors, dtype), _facts([node], dtype), {})
         else:
@@ -467,11 +467,11 @@ def _whole_of(node: Any) -> Any:
         part = _is_getitem(whole) and operator_name(whole.args[0].target) in LISTS
         if not part and kind_of(operator_name(whole.target), whole) != "identity":
             break
-        whole = _viewed(whole) if part else whole.args[0]
+        whole = _list_item(whole) if part else whole.args[0]
     return whole
 
 
-def _viewed(item: Any) -> Any:
+def _list_item(item: Any) -> Any:
     """Return the tensor of which an item of a list (`LISTS`) is a view."""
     source, k = item.args
     return source.args[0][k] if isinstance(source.args[0], list) else source.args[0]
