@@ -86,8 +86,8 @@ class LinkUse(NamedTuple):
     transfers : int
         How many crossed it.
     contended_ns : int
-        Time during which at least two transfers were under way over it, or one was and others waited; 0 for a
-        link for which they do not compete.
+        Time during which at least two transfers were under way over it, or one was and others waited; 0 if
+        they do not compete for it.
     bandwidth_utilisation : float or None
         Its bytes / what it could have carried in the makespan; None: it has no limit.
     """

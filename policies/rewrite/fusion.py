@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Final
 
 from policies.option_checks import one_of
@@ -154,8 +155,8 @@ def _is_view(record: OpEntry) -> bool:
 
 def _has_several_axes(record: OpEntry) -> bool:
     arguments = record.attributes.get("arguments")
-    given = [record.attributes.get("axes"), *(arguments if isinstance(arguments, list) else ())]
-    return any(isinstance(each, list) and len(each) > 1 for each in given)
+    given = [record.attributes.get("axes"), *(arguments if isinstance(arguments, list | tuple) else ())]
+    return any(isinstance(each, list | tuple) and len(each) > 1 for each in given)
 
 
 def _join(records: Records, kernels: Sequence[list[OpEntry]], views: Mapping[str, str], alone: bool) -> None:
@@ -184,8 +185,8 @@ def _lay_out(convs: Sequence[OpEntry]) -> None:
 
     Grouped ones take 1.36 times as long in NHWC, others 0.82 times (inductor's ``decide_layout_opt``).
     """
-    groups = ((op, op.attributes.get("group"), op.attributes.get("in_channels")) for op in convs)
-    grouped = (op for op, n, k in groups if isinstance(n, int) and isinstance(k, int) and 1 < n < k)
+    groups = ((op, op.attributes.get("group", 0), op.attributes.get("in_channels", 0)) for op in convs)
+    grouped = (op for op, n, k in groups if all(isinstance(x, Integral) for x in (n, k)) and 1 < n < k)
     layout = "NHWC" if 3 * sum(op.flops for op in grouped) <= sum(op.flops for op in convs) else "NCHW"
     for op in convs:
         op.attributes |= {"fused": _kinds(op), "data_format": layout}

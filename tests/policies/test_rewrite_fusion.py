@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 from rewrite_helpers import graph, shape
 
@@ -167,7 +168,7 @@ def test_a_norm_that_is_written_out_is_one_kernel(scaled: list[str]) -> None:
 def test_the_mean_of_an_image_is_a_kernel_of_its_own() -> None:
     """Squeeze and excitation costs SE-ResNet-50 32 us an image on an RTX 4090: four passes over tensors."""
     relu = {"kind": "relu", "inputs": ["x"]}
-    for axes in (["arguments", ["tensor", [2, 3], True]], ["axes", [2, 3]]):
+    for axes in (["arguments", ["tensor", [2, 3], True]], ["axes", [2, 3]], ["axes", (2, 3)]):
         mean = {"kind": "reduce_mean", "inputs": ["relu"], "outputs": 10, "attributes": dict([axes])}
         assert len(Fusion("elementwise").apply(graph({"relu": relu, "mean": mean}))) == 2
 
@@ -189,7 +190,7 @@ def test_a_norm_of_images_reads_what_its_kernel_reads_twice(
 
 @pytest.mark.parametrize(("flops", "layout"), [(1, "NHWC"), (2, "NCHW")])
 def test_many_grouped_convolutions_keep_nchw(flops: int, layout: str) -> None:
-    grouped = {"in_channels": 64, "group": 2}
+    grouped = {"in_channels": 64, "group": np.int64(2)}
     ops = {
         "full": {"kind": "conv", "inputs": ["x"], "flops": 2},
         "depthwise": {"kind": "conv", "inputs": ["full"], "attributes": {"in_channels": 64, "group": 64}},
