@@ -525,10 +525,14 @@ def test_parts_of_the_step_add_up(tmp_path: Path) -> None:
         assert told["fits"]
 
 
-@pytest.mark.parametrize("sharding", ["zero-1", "fsdp"])
-def test_two_steps_are_twice_one_and_told_as_one(sharding: str, tmp_path: Path) -> None:
-    """The second step gathers parameters when the first has updated them."""
+@pytest.mark.parametrize(
+    "model", ["{name: llama3-8b, layers: 8}", "{layers: 4, hidden: 96, heads: 3, vocabulary: 129}"]
+)
+@pytest.mark.parametrize("sharding", ["zero-1", "zero-3", "fsdp"])
+def test_two_steps_are_twice_one_and_told_as_one(sharding: str, model: str, tmp_path: Path) -> None:
+    """The second step gathers parameters when the first has updated them; small ones, zero-3 at its end."""
     sets = [f"workload.train.parallel={{dp: 16, sharding: {sharding}}}", "workload.train.overlap=true"]
+    sets += [f"workload.train.model={model}"]
     one, two = (
         json.loads(run(tmp_path, "--json", *(f"--set={each}" for each in (*sets, f"iterations={n}")))[1])
         for n in (1, 2)

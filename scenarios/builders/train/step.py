@@ -127,7 +127,7 @@ class StepWriter(ABC):
         )
 
     def slot(
-        self, of: _Block, messages: Sequence[float], after: Sequence[int], phase: str, reads: Sequence[int]
+        self, of: _Block, messages: Sequence[float], after: Sequence[Ref], phase: str, reads: Sequence[int]
     ) -> int:
         """Write kernels beside which messages pass; the part of a message that is not hidden slows them."""
         slower = (1 - self.of.calibration.hiding) * min(of.spent.ns, sum(messages))
@@ -142,7 +142,7 @@ class StepWriter(ABC):
         return self.op(f"gather {name}", "all_gather", ns, after, BESIDE, outputs=whole)
 
     def reduce(
-        self, name: str, elements: int, after: Sequence[int], experts: int = 0, **memory: Sequence[int]
+        self, name: str, elements: int, after: Sequence[Ref], experts: int = 0, **memory: Sequence[int]
     ) -> float:
         """Scatter gradients and sum them over replicas; return how long that takes."""
         scatter, replicas = self.scatter_ns(elements, experts)
@@ -454,7 +454,8 @@ class _ZeroThreeWriter(StepWriter):
         self.last = {each: at for at, visit in enumerate(self.visits) for each in visit.weights}
         """Weight → the visit after which its gradient is complete."""
         self.handle: dict[str, int] = {}
-        self.computed: tuple[int, ...] = ()
+        self.computed: tuple[Ref, ...] = (("gather what stays.-1", 1),)
+        """The last visit; at first, what ended the iteration before."""
         self.reducing = 0.0
         self.held = {visit.unit: self.memory(visit.unit) for visit in self.visits}
         self.forward_of: dict[str, int] = {}
@@ -472,7 +473,7 @@ class _ZeroThreeWriter(StepWriter):
             arrived, ahead_ns = self.enter(visit) if visit.weights else ((), 0.0)
             messages = (ahead_ns, self.reducing)
             self.reducing = 0.0
-            self.computed = (self.visit(visit, messages, arrived),)
+            self.computed = (self.visit(visit, messages, (*self.computed, *arrived)),)
             if not visit.weights:
                 continue
             ready = [size for each, size in visit.weights.items() if self.last[each] == at]
@@ -484,7 +485,7 @@ class _ZeroThreeWriter(StepWriter):
             self.coordinator.release([*visit.weights])
         self.scatter(held)
 
-    def visit(self, visit: _Visit, messages: Sequence[float], after: Sequence[int]) -> int:
+    def visit(self, visit: _Visit, messages: Sequence[float], after: Sequence[Ref]) -> int:
         """Write a visit; what its forward keeps for a unit stays until the unit's backward is over."""
         unit, memory = visit.unit.name, self.held[visit.unit]
         gathers = (self.handle[each] for each in visit.weights if each in self.handle)
@@ -514,7 +515,7 @@ class _ZeroThreeWriter(StepWriter):
             arrived.append(self.op(name, "concat", ns, after, BESIDE, ns))  # counts as part of the gather
         return tuple(arrived), self.launch(found.ahead, visit, (*self.computed, *arrived))
 
-    def launch(self, weights: Sequence[str], visit: _Visit, idle: Sequence[int]) -> float:
+    def launch(self, weights: Sequence[str], visit: _Visit, idle: Sequence[Ref]) -> float:
         """Launch one gather once the device is idle after these ops; return how long it takes."""
         if not weights:
             return 0.0
