@@ -27,6 +27,8 @@ def test_a_layer_keeps_attention_and_every_second_product() -> None:
     tokens, hidden, kv, middle = 8192, 4096, 1024, 14336
     unit = titan(ParallelLayout(dp=8, sharding="fsdp"), tokens).each_stage[0].units[1]
     assert unit.boundary == tokens * (2 * (hidden + (hidden + kv) + hidden + middle + hidden) + 4 * 32)
+    unfused = titan(ParallelLayout(dp=8, sharding="fsdp"), tokens, attention="eager").each_stage[0].units[1]
+    assert unfused.boundary == unit.boundary - tokens * (2 * hidden + 4 * 32)  # it runs again as a whole
     again = [kernel for piece in unit.pieces for kernel in piece.again]
     assert [(k.k, k.n) for k in again if isinstance(k, Product)] == [
         (hidden, kv),

@@ -57,7 +57,7 @@ def recompute_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) ->
 def recompute_by_op(
     pieces: Iterable[LayerPiece], apart: Mapping[str, Sequence[int]], t: int
 ) -> list[LayerPiece]:
-    """Return the pieces of a layer that keeps only what attention and every second product make.
+    """Return the pieces of a layer that keeps only what fused attention and every second product make.
 
     It also keeps what reduce-scatters over `t` ranks and all-to-alls return. `apart` has the widths of
     products that are one kernel here and several there. The router and experts always run again.
@@ -72,7 +72,7 @@ def recompute_by_op(
         odd = sum(width for n, width in enumerate(widths, count + 1) if n % 2)
         count += len(widths) if counted else 0
         again: list[Kernel] = []
-        kept = piece.made + piece.dropped if piece.name == "attention" else 0
+        kept = piece.made + piece.dropped if any(isinstance(k, Attention) for k in piece.forward) else 0
         for kernel in piece.forward:
             if isinstance(kernel, Product) and counted:
                 mine = kernel.n * odd // sum(widths)
