@@ -277,12 +277,13 @@ _SHORT: Final = {
     **dict.fromkeys(("train.model", "serving.model"), "name"),
     **dict.fromkeys(("policy", "placement", "streams", "linearize", "allocator"), "name"),
 }
-"""Ends of paths whose mapping may be a mere name, the value of this key: ``--set`` may add keys to it."""
+"""Ends of paths whose mapping may be a mere name, the value of this key; keys may be added to it."""
 
 
 def _laid_over(base: Node, over: Node, at: str = "") -> Node:
     """Return `base` overridden by `over`: mappings key by key, anything else as a whole.
 
+    A mere name stands for its mapping (`_SHORT`) if keys are laid over it, or if it is a preset's.
     A mapping with another preset describes another thing: of the old one, only the number of them is kept.
     """
     short = _short(at)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,7 +94,7 @@ _RENAMED: Final = {
     for name in names.split()
 }
 
-_RESIZES: Final = ("upsample_", "_upsample_")
+_RESIZE: Final = re.compile("_?upsample_.*(nearest|cubic|linear)")
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _CELLS: Final = frozenset({"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"})
 
@@ -145,7 +146,7 @@ def kind_of(name: str, node: Any) -> str | None:
         return "mul" if all(node.args[1:3]) else "identity"
     if name == "linear":
         return "gemm" if len(node.args) > 2 and node.args[2] is not None else "matmul"
-    kind = "resize" if name.startswith(_RESIZES) else _RENAMED.get(name, name)
+    kind = "resize" if _RESIZE.match(name) else _RENAMED.get(name, name)
     if name in ("max", "min") and len([*_tensors(node.args)]) > 1:
         return f"{name}imum"
     if kind == "cast" and source is not None and source.dtype == node.meta["val"].dtype:
@@ -280,8 +281,8 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
         return {"num_groups": int(args[1])}
     if name == "einsum":
         return {"equation": str(args[0])}
-    if name.startswith(_RESIZES):
-        return {"mode": next(mode for mode in ("nearest", "cubic", "linear") if mode in name)}
+    if resize := _RESIZE.match(name):
+        return {"mode": resize[1]}
     if name.startswith("grid_sampler"):
         return {"mode": ("linear", "nearest", "cubic")[args[2]]}
     return {}

@@ -9,7 +9,7 @@ Where a key is written decides in which runs it must have an effect. A key of th
 run or in an entry of ``compare``; one in the ``set:`` of an entry: in that entry; one of ``--set``: in that
 run. Once ``--set`` has changed a scenario, the keys of its file are not checked. Values tried by
 ``--vary`` are never checked, because a sweep may pass points at which a key means nothing. Nor are presets,
-and keys of a file that the scenario extends: other scenarios may need them.
+nor the keys of a file that the scenario extends: other scenarios may need them.
 """
 
 from __future__ import annotations

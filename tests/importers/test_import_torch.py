@@ -385,6 +385,12 @@ def test_unknown_operators_are_named() -> None:
     assert rows(graph)[0][1:] == (0, 64, 64)
 
 
+def test_how_lanczos_resizes_is_not_known() -> None:
+    module = Calls(lambda m, x: F.interpolate(x, scale_factor=2, mode="lanczos", antialias=True))
+    with pytest.raises(InputError, match=r"without a cost formula: aten.*lanczos2d_aa"):
+        import_torch(module, (torch.empty(1, 2, 4, 4),))
+
+
 def test_control_flow_is_refused_even_if_unknown_operators_are_not() -> None:
     """The products of its branches would count as nothing."""
     module = Calls(lambda m, x: torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x @ x + 1, (x,)))
