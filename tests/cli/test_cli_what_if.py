@@ -270,6 +270,8 @@ def test_a_scenario_whose_device_has_costs_is_changed_in_all_ops(
     assert told["makespan_ns"] == takes * 1000
     assert found["all kernels twice as fast"] == all_kernels
     assert found["matmul twice as fast"] == products
+    written = {each["label"]: each["what_if"] for each in told["what_ifs"]}["all kernels twice as fast"]
+    assert bool(written) != bool(compile_)  # a key of what_if changes the graph that is compiled
 
 
 @pytest.mark.parametrize(

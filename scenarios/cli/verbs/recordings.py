@@ -137,10 +137,12 @@ def whatif(
     with progress(f"simulating {name}"):
         recorded_ns = what_ifs.recorded_ns
         if not recorded_ns:  # do not list what only recordings have
-            trials = machine_trials(what_ifs.trace)  # of compiled ops, too
-            labels = {each.label for each in trials}
-            known = [each for each in known if what_ifs.timed and not (each.why_not or each.label in labels)]
-            known += trials
+            known = [each for each in known if what_ifs.timed and not each.why_not]
+            first, second = known, machine_trials(what_ifs.trace)
+            if len(what_ifs.trace.job.graph) != len(what_ifs.graph):  # what a rewrite adds, these change, too
+                first, second = second, first
+            labels = {each.label for each in first}
+            known = [*first, *(each for each in second if each.label not in labels)]
     trials = chosen(known, only or [""])
     with progress(f"simulating {name} with {format_count(len(trials) + len(given), 'change')}"):
         rows = list(try_all(what_ifs, trials, given))
