@@ -47,7 +47,7 @@ LISTS = frozenset(
 _VIEWS = """view reshape _unsafe_view flatten unflatten squeeze unsqueeze permute transpose t mT movedim
     swapaxes expand expand_as view_as slice select narrow detach alias identity lift_fresh_copy lift_fresh
     diagonal unfold real imag ravel positive as_strided view_as_complex view_as_real
-    numpy_T matrix_H adjoint"""
+    numpy_T matrix_H mH adjoint"""
 
 _NAMES: Final = """
     and: logical_and __and__ | atan: atan2 | attention: scaled_dot_product_attention
