@@ -114,7 +114,7 @@ GOALS = {
     "mosaic": ("mean", 0.06),
     "bridge_dense": ("mean", 0.06),
     "bridge_experts": ("mean", 0.07),
-    "bridge_others": ("mean", 0.075),
+    "bridge_others": ("mean", 0.08),
 }
 """To be reached: SimuMax's own tool is 5.6 % off on its rows, constant MFU 9 to 10 % on MosaicML's."""
 
