@@ -72,7 +72,7 @@ def loading_report(trace: Trace, shares: Shares, steps: int, replicas: int) -> d
         Steps of each replica, in each epoch.
     replicas : int
     """
-    if not (n := steps * int(trace.counts.sum())):
+    if not (n := steps * trace.steps_done):
         return {}  # a failure of the machine left no epoch whole
     needs = _needs(trace, replicas)
     reading, storage = _reading(trace, replicas)

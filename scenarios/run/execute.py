@@ -131,7 +131,7 @@ class Result:
             if is_training_step(job.graph):
                 tokens = getattr(content.workload, "tokens_per_sample", None)
                 found["train"] = step_report(self.trace, batch, tokens)
-        return found | throughput(found, int(self.trace.counts.sum()), batch)
+        return found | throughput(found, self.trace.steps_done, batch)
 
     @cached_property
     def sections(self) -> list[Section]:

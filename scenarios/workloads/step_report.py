@@ -59,7 +59,7 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
     tokens : int or None
         Tokens per sample.
     """
-    graph, machine, done = trace.job.graph, trace.job.machine, int(trace.counts.sum())
+    graph, machine, done = trace.job.graph, trace.job.machine, trace.steps_done
     n = max(1, done)
     updates = graph.is_kind(*OPTIMIZERS)
     devices = [d for d in np.unique(trace.job.device_of[updates]).tolist() if d != UNSET]
@@ -155,7 +155,7 @@ def _is_attention(graph: Graph) -> BoolArray:
 
 def _times(trace: Trace, devices: Sequence[int], updates: BoolArray) -> list[dict[str, int]]:
     """Return each device's step time by part; `hidden` overlaps the others, which add up to the step."""
-    graph, n = trace.job.graph, max(1, int(trace.counts.sum()))
+    graph, n = trace.job.graph, max(1, trace.steps_done)
     op, ns = trace.tasks["op"], trace.tasks["end_ns"] - trace.tasks["start_ns"]
     moves = moving_ops(trace.job)[op]
     within = np.zeros(len(graph), bool)

@@ -84,7 +84,7 @@ def train_report(
 ) -> dict[str, Any]:
     """Return the key ``train`` of the summary of a run whose `step_interval` is `sure`."""
     peaks = peaks_of(training, trace)
-    done, layout = int(trace.counts.sum()), training.layout
+    done, layout = trace.steps_done, training.layout
     n = max(1, done)
     step = trace.makespan_ns // n
     seconds = step / NS_PER_S if done else math.inf
@@ -271,7 +271,7 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
 
     `hidden` overlaps the others; the rest add up to the step.
     """
-    graph, tasks, n = trace.job.graph, trace.tasks, max(1, int(trace.counts.sum()))
+    graph, tasks, n = trace.job.graph, trace.tasks, max(1, trace.steps_done)
     kind = [graph.kinds[code] for code in graph.kind_code[tasks["op"]].tolist()]
     message = np.isin(kind, _MESSAGES)
     optimizer = np.array(kind) == "optimizer"

@@ -367,7 +367,7 @@ class Train(Workload):
             return {**PipelineOnDevices(schedule, training.pipeline_stages, names).report(trace), **told}
 
         def fits(trace: Trace, advise: bool) -> None:
-            step = trace.makespan_ns // max(1, int(trace.counts.sum()))
+            step = trace.makespan_ns // max(1, trace.steps_done)
             check_fits(training, peaks_of(training, trace), step if advise else None)
 
         return Work(graph, devices, report, fits)

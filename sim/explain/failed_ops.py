@@ -91,7 +91,7 @@ def failure_report(trace: Record) -> dict[str, Any]:
     if trace.attempts:
         attempts = [_attempt(trace, k) for k in range(len(trace.attempts))]
         told |= {
-            "steps": int(trace.counts.sum()),
+            "steps": trace.steps_done,
             "steps_lost": sum(attempt["steps_lost"] for attempt in attempts),
             "attempts": attempts,
             "too_late_ns": too_late(trace),

@@ -338,6 +338,11 @@ class Record:
             found[each.run : each.run + each.done - each.lost] = True
         return found
 
+    @property
+    def steps_done(self) -> int:
+        """Number of iterations that count."""
+        return int(self.counts.sum())
+
     @cached_property
     def device(self) -> IntArray:
         """Device index of every task."""
