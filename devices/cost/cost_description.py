@@ -117,7 +117,11 @@ def make_cost(
 
 def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugins.Origin) -> CostModel:
     """Return the cost model of a plugin, once it can be called as it is going to be."""
-    make = origin.lookup("sim.costs", name)
+    try:
+        make = origin.lookup("sim.costs", name)
+    except UnknownNameError as error:
+        known = [*error.known, "fitted", "fixed", "roofline", "table"]
+        raise UnknownNameError(error.what, name, known) from None
     require_call(f"the cost model {name!r}", make, "parameters", "device")
     made: CostModel = make(parameters, values)
     what = f"what the cost model {name!r} makes"

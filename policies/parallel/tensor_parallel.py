@@ -298,6 +298,9 @@ class RankWriter:
         read_ = {t: self._size(s, makes, t) for (s, _), (t, _) in zip(inputs, record.inputs, strict=True)}
         now, before = sum(read_.values()), sum(map(self.old.nbytes, read_))
         n = self.t if share else 1
+        attributes = self._attributes(record, makes) if share else {**record.attributes}
+        if makes == WHOLE:
+            attributes["repeated"] = self.t
         self.records.ops[record.name] = replace(
             record.part(Fraction(1, n)),
             inputs=inputs,
@@ -306,8 +309,7 @@ class RankWriter:
             flops=-(-record.flops // n),
             bytes_read=proportion(record.bytes_read, now, before) if share else record.bytes_read,
             bytes_written=proportion(record.bytes_written, sum(outputs), sum(record.outputs)),
-            attributes=(self._attributes(record, makes) if share else {**record.attributes})
-            | {"stream": COMPUTE},
+            attributes=attributes | {"stream": COMPUTE},
         )
         self.last = record.name
         for k, state in enumerate(states):

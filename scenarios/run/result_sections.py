@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from policies.streams import SingleStream
 from scenarios.expectations import Outcome
 from scenarios.recorded.durations import is_of_model
 from scenarios.training_run.plan import STATES, TrainingPlan
@@ -397,11 +398,12 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
 
 
 def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
-    """Return a line for each run whose ops name several streams, but which has no stream assignment."""
+    """Return a line for each run whose ops name streams in vain: it assigns none, or puts ranks on one."""
     found = {}
     for policy, trace in runs.items():
         job = trace.job
-        if job.streams is not None:
+        ranks = bool(job.graph.in_communicators) and isinstance(job.streams, SingleStream)
+        if job.streams is not None and not ranks:
             continue
         named: dict[int, dict[object, None]] = {}
         for op, stream in job.graph.attribute("stream").items():
@@ -417,6 +419,7 @@ def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
             found[policy] = (
                 f"ops of {devices} name {len(named[first])} streams ({shown}), "
                 f"which nothing follows{under}; to let them overlap as they say, set policy.streams: recorded"
+                + (", or runtime: pytorch-distributed, where each rank launches its own" if ranks else "")
             )
     return found
 

@@ -382,11 +382,12 @@ def _memory(
         blocks = (round(kv.utilisation * capacity) - weights - activations) // block_bytes
         if blocks < batcher.reserved_blocks + -(-limit // kv.block_size):
             shown = [format_bytes(nbytes, iec=True) for nbytes in (capacity, weights, activations)]
+            smaller = ", kv.dtype: fp8" if blocks > 0 and kv.dtype != "fp8" else ""
             raise OutOfMemoryError(
                 f"out of memory: of {shown[0]} a GPU, {100 * kv.utilisation:.0f}% of it taken, weights need "
                 f"{shown[1]} and activations some {shown[2]}; that leaves {max(blocks, 0):,} blocks of "
                 f"{kv.block_size} tokens, and the longest request has {limit:,} tokens\n"
-                "  what would help  more GPUs a replica (parallel.tp), a smaller dtype, kv.dtype: fp8"
+                f"  what would help  more GPUs a replica (parallel.tp), a smaller dtype{smaller}"
             )
     elif capacity and weights + blocks * block_bytes > capacity:
         shown = [format_bytes(nbytes) for nbytes in (blocks * block_bytes, weights, capacity)]

@@ -127,11 +127,14 @@ def _work(trace: Trace, stands_for: Mapping[int, int]) -> tuple[int, int | None]
     """Return the flop of products, convolutions and attention, and the device time in ns they need at peak.
 
     Attention recomputes its scores in the backward, which is not work of the model: four of its five products
-    count (arXiv 2307.08691, section 2.3). The time is None if a peak is unknown.
+    count (arXiv 2307.08691, section 2.3), and what several ranks repeat counts once. The time is None if a
+    peak is unknown.
     """
     graph, machine = trace.job.graph, trace.job.machine
     counts = _is_product(graph) | _is_attention(graph)
     work = np.where(graph.is_kind("attention_grad"), graph.flops * 4 // 5, graph.flops)
+    for op, ranks in graph.attribute("repeated").items():
+        work[op] //= ranks
     flops, ideal, known = 0, 0, True
     for d, same in stands_for.items():
         device = machine.devices[d]

@@ -339,13 +339,13 @@ def names_around(path: str) -> set[str]:
 
 
 def host_time(f: DerivedColumns) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return how the hosts of a recording spent their time: ns and ops by name, most first.
+    """Return how the hosts of a recording spent the time to explain: ns and ops by name, most first.
 
     A host op lasts from the end of the previous one until its call returns. ``operator`` groups by launching
     operator, and ``module`` by classes of modules and the program's own ranges, including all nested work.
     """
     graph, ops = f.job.graph, f.trace.tasks["op"]
-    here = f.counts & f.trace.executed & f.by_worker
+    here = f.counts & f.trace.executed & f.by_worker & (f.begins <= f.to_ns) & (f.end >= f.from_ns)
     begin, end = (np.clip(at, f.from_ns, f.to_ns) for at in (f.begins, f.end))
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for key in ("operator", "module"):

@@ -69,6 +69,8 @@ def test_streams_that_ops_name_in_vain_are_told_in_one_line(tmp_path: Path) -> N
     assert told not in " ".join(sim("run", file, "--set", "policy.streams=recorded").stdout.split())
     compared = " ".join(sim("compare", file).stdout.split())
     assert "which nothing follows under one; to let" in compared
+    eager = " ".join(sim("run", file, "--set", "policy.streams=single").stdout.split())
+    assert f"{told} them overlap as they say, set policy.streams: recorded, or runtime: pytorch-" in eager
 
 
 def test_ops_of_a_branch_not_taken_are_on_no_stream(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_one_core_has_its_share_of_the_peaks() -> None:
         ({"kind": "gpu", "cores": 4}, "x.cores: only cpu and npu devices have it, and x is a gpu"),
         ({"kind": "gpu", "peak": {"fp32": 5}}, "x.peak.fp32: 5 has no unit"),
         ({"kind": "gpu", "cost": 5}, "x.cost: 5 is no cost model"),
-        ({"kind": "gpu", "cost": "tabel"}, "unknown cost model 'tabel'"),
+        ({"kind": "gpu", "cost": "tabel"}, "unknown cost model 'tabel'; did you mean 'table'"),
         ({"kind": "gpu", "kinds": "matmul"}, "x.kinds: 'matmul' is not a list"),
         ({"preset": "h200"}, "unknown device preset 'h200'; did you mean 'h200-sxm'"),
         ({"preset": "h200-sxm", "kind": "cpu"}, "is a gpu, not a cpu"),

@@ -169,6 +169,8 @@ def test_operators_and_modules_of_host_and_kernels(trace):
         "operator": {"aten::relu": (24_000, 1), "aten::mm": (4_000, 1)},
         "module": {"Layer": (28_000, 2), "Net": (28_000, 2), "forward": (28_000, 2)},
     }
+    ended = f.end[f.by_worker].min()  # of mm, at 4 us
+    assert host_time(f.within(from_ns=int(ended) + 1))["operator"] == {"aten::relu": (23_999, 1)}
     assert breakdown_line(f).startswith("host-bound: cpu: ")
     text = explain_text(f.trace)
     assert "Host time by module, with all that it calls\n  Layer " in text

@@ -288,6 +288,7 @@ def test_schedules_as_text() -> None:
         "cycle 0   (0,0)\ncycle 1   (1,0) (0,1)\ncycle 2   (2,0) (1,1) (0,2)\n"
         "cycle 3   (3,0) (2,1) (1,2)\ncycle 4         (3,1) (2,2)\ncycle 5               (3,2)\n"
     )
+    assert "unknown pipeline schedule 'gipe'; did you mean 'gpipe'?" in sim("schedule", "gipe").stderr
     arguments = ("schedule", "gpipe", "--ranks", 3, "--micro-batches", 4)
     text = sim(*arguments, "--set", "order=fifo").stdout
     assert text.startswith(table + "\nrank 0  F0 F1 F2 F3 .")

@@ -305,8 +305,11 @@ def test_what_is_wrong_is_said(change: dict[str, Any], said: str) -> None:
 
 
 def test_a_model_that_leaves_no_room_says_what_helps() -> None:
-    with pytest.raises(OutOfMemoryError, match="what would help  more GPUs a replica"):
+    more = r"what would help  more GPUs a replica \(parallel.tp\), a smaller dtype"
+    with pytest.raises(OutOfMemoryError, match=f"{more}$"):  # the weights alone are too large
         run({**MODEL, "model": "llama3-70b"})
+    with pytest.raises(OutOfMemoryError, match=f"{more}, kv.dtype: fp8$"):
+        run({**MODEL, "requests": {"in_flight": 1, "prompt": 600_000, "output": 1, "count": 1}})
 
 
 # -- what a step takes ---------------------------------------------------------------------------------

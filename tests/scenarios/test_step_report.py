@@ -70,6 +70,16 @@ def test_a_step_counted_by_hand(tmp_path: Path) -> None:
     assert "tokens_per_s" not in told
 
 
+@pytest.mark.filterwarnings("ignore:tensor-parallel. 16 of 17 products stay whole")
+def test_what_ranks_repeat_is_work_of_the_model_once(tmp_path: Path) -> None:
+    """The flop of a step do not depend on how many ranks compute the head, or a layer that none can share."""
+    one = built(tmp_path).summary["train"]["model_flops"]
+    for step in ("ranks: 2, vocabulary: false", "ranks: 3"):
+        told = built(tmp_path, f"{{name: tensor-parallel, {step}}}").summary["train"]
+        assert told["model_flops"] == pytest.approx(one, rel=1e-4), step
+        assert told["mfu"] == pytest.approx(one / (told["gpus"] * 989.4e12 * told["step_ns"] / 1e9), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("steps", "samples", "ranks"),
     [

@@ -46,11 +46,12 @@ def schedule(
 
     from policies.pipeline.custom import need_readable, picture, to_csv
     from policies.pipeline.evaluate import StageTimes, evaluate
-    from policies.pipeline.registry import generate
+    from policies.pipeline.registry import generate, options
     from policies.pipeline.straight_schedules import clock_table
     from scenarios.file.document import plain_settings
 
     given = plain_settings(sets or (), "order=fifo")
+    options(name)  # an unknown name is told before what is missing
     if name != "custom":
         for option, value in (("--ranks", ranks), ("--micro-batches", micro_batches)):
             if value is None:
