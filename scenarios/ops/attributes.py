@@ -49,10 +49,10 @@ ATTRIBUTES: Final[Mapping[str, Any]] = {
 
 _ALIKE: Final = (
     *("ends", "kv_num_heads", "repeats", "scores", "sizes", "is_causal", "weights", "K", "M"),
-    *("dilation", "groups", "ksize", "stride", "input_shapes", "output_shapes"),
+    *("dilation", "groups", "ksize", "stride", "input_shapes", "output_shapes", "source"),
 )
 """Attributes and operands of operators with names similar to ours: of ONNX (of its 371 names, and those that
-importers made of every other file at hand, there are no others), PyTorch, TensorFlow."""
+importers made of every other file at hand, there are no others), PyTorch, TensorFlow, and our own traces."""
 
 
 def read_attribute(name: str, value: Any, machine: Machine) -> None:

@@ -22,7 +22,10 @@ from scenarios.training_run.plan import STATES, TrainingPlan
 from sim.base import plugins
 from sim.base.arrays import UNSET, group_pairs
 from sim.base.errors import list_names
+from sim.base.intervals import most_in_use
 from sim.base.units import format_bytes, format_count, format_duration
+from sim.explain.bounds import cores_of_ops
+from sim.explain.time_use import cores_of
 from sim.export.tables import largest, number_text, percent, size, text_table
 from sim.job.job import Job, Tried
 from sim.notebook import Section
@@ -382,6 +385,7 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
                 held.setdefault(device, []).append(policy)
     jobs = [trace.job for trace in runs.values()]
     notes = [*found.values(), *_free_transfers(jobs), *_as_on_another_gpu(jobs), *_shared_twice(jobs)]
+    notes += _on_one_core([*runs.values()])
     taken = {name for job in jobs for needs in job.graph.attribute("resources").values() for name in needs}
     unused = [name for name in jobs[0].machine.resources if name not in taken]
     notes += [f"no op takes {name}, of the machine's resources" for name in unused]
@@ -460,6 +464,27 @@ def _as_on_another_gpu(jobs: Iterable[Job]) -> list[str]:
                     f"workload.what_if: {{device: {{from: ..., to: {preset}}}}} moves them"
                 ]
     return []
+
+
+def _on_one_core(traces: Sequence[Trace]) -> list[str]:
+    """Return a line for each CPU on which ops that a cost model times only ever used one of several cores."""
+    devices = traces[0].job.machine.devices
+    most = np.zeros(len(devices), np.int64)
+    for trace in traces:
+        op, start, end = (trace.tasks[name] for name in ("op", "start_ns", "end_ns"))
+        cores = cores_of_ops(trace.job)[op]
+        most = np.maximum(most, most_in_use(start, end, cores, trace.device, len(devices)))
+
+    def is_timed(d: int, job: Job) -> bool:
+        given = job.graph.given_ns(devices[d].kind, devices[d].name)
+        return bool((given[(job.device_of == d) & (job.duration_ns > 0)] == UNSET).any())
+
+    return [
+        f"{device.name} used 1 of {cores_of(device)} cores, and ops take as long as on one core; to give "
+        f"each all of them, set machine.devices.{device.name}.cores_per_op: {cores_of(device)}"
+        for d, device in enumerate(devices)
+        if most[d] == 1 < cores_of(device) and any(is_timed(d, trace.job) for trace in traces)
+    ]
 
 
 def _shared_twice(jobs: Iterable[Job]) -> list[str]:

@@ -416,6 +416,7 @@ def test_a_trace_and_a_table_of_one_run_name_transfers_and_iterations_alike(tmp_
     trace, table, slower = (tmp_path / name for name in ("t.json", "t.csv", "slower.json"))
     sim("run", path, "--trace", trace, "--ops", table, "--set", "iterations=3")
     assert "nothing differs in 15 ops" in sim("diff", trace, table).stdout
+    assert sim("run", trace).stderr.splitlines() == []  # no warning of attributes that transfers have
     sim("run", path, "--trace", trace, "--ops", table)
     sim("run", path, "--trace", slower, "--set", "workload.ops.a.output=20kB")
     assert "nothing differs in 5 ops" in sim("diff", trace, table).stdout

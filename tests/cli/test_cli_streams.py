@@ -18,6 +18,7 @@ workload:
     c: {duration: 20us, device: gpu1}
 compare: [ready-queue, {label: spread, name: ready-queue, streams: round-robin}]
 """
+CPU = "machine.devices.cpu0"
 NOTE = "gpu0 used 1 of 4 streams{by}; to use more, set policy.streams (per-branch, per-kind, "
 
 
@@ -43,6 +44,24 @@ def test_a_comparison_names_whom_it_holds_for(path: Path) -> None:
     assert NOTE.format(by=" under ready-queue") in sim("compare", path).stdout
     both = sim("compare", path, "--policy", "ready-queue", "--policy", "in-order").stdout
     assert NOTE.format(by="") in both
+
+
+def test_cores_that_ops_leave_idle_are_told(tmp_path: Path) -> None:
+    """Each op gets an eighth of the peak, whatever a stranger means by eight cores and a peak."""
+    file = tmp_path / "cpu.yaml"
+    op = "{kind: matmul, dtype: fp32, flops: 8GFLOP, output: 1kB"
+    file.write_text(
+        "machine: {devices: {cpu0: {kind: cpu, cores: 8, peak: {fp32: 80GFLOP/s}, bandwidth: 1TB/s}}}\n"
+        f"workload: {{ops: {{a: {op}}}, b: {op}, inputs: [a]}}}}}}\npolicy: sequential\n"
+    )
+    told = "cpu0 used 1 of 8 cores, and ops take as long as on one core"
+    alone, all_cores = sim("run", file).stdout, sim("run", file, "--set", f"{CPU}.cores_per_op=8").stdout
+    assert "makespan 1.6 s" in alone
+    assert told in " ".join(alone.split())
+    assert "makespan 200 ms" in all_cores
+    assert "cores_per_op" not in all_cores
+    given = sim("run", file, "--set", "workload.ops.a.duration=1s", "--set", "workload.ops.b.duration=1s")
+    assert "cores_per_op" not in given.stdout
 
 
 def test_json_stays_as_it_is(path: Path) -> None:
