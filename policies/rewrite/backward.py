@@ -128,12 +128,15 @@ def elements(nbytes: int, dtype: str | None) -> int:
 def differentiable(record: OpEntry) -> list[tuple[int, Edge]]:
     """Return place and edge of the inputs that may have gradients.
 
-    Not the running statistics, last two of a batch_norm, nor the indices, second of what gathers or scatters.
+    Not the running statistics, last two of a batch_norm, nor the indices, second of what gathers or scatters,
+    nor what the attribute ``no_gradient`` names by place.
     """
-    inputs = [*enumerate(record.inputs)]
+    without = {*record.attributes.get("no_gradient", ())}
     if record.kind == "batch_norm" and len(record.inputs) >= 4:
-        return inputs[:-2]
-    return inputs[:1] + inputs[2:] if record.kind in _INDEXED else inputs
+        without |= {len(record.inputs) - 2, len(record.inputs) - 1}
+    if record.kind in _INDEXED:
+        without.add(1)
+    return [(k, edge) for k, edge in enumerate(record.inputs) if k not in without]
 
 
 class Backward:

@@ -14,8 +14,9 @@ Other tools write this format for us, and `sim import` converts every other form
 * Durations are whole nanoseconds: ``duration_ns`` anywhere, ``duration_by_kind_ns`` by kind of device.
 * ``attributes`` holds what models and runtimes use: for control flow (``frame``, ``constant``,
   ``parallel_iterations``, ``outcome``, ``trips``), ``fails``, ``colocate`` (ops or labels), ``expensive`` (a
-  flag), ``view_of`` (the number of the input whose storage output 0 shares), the shape of a product (``m``,
-  ``n``, ``k``), and the operator's own. Tuples become lists.
+  flag), ``view_of`` (the number of the input whose storage output 0 shares), ``no_gradient`` (the numbers of
+  inputs without a gradient in training), the shape of a product (``m``, ``n``, ``k``), and the operator's
+  own. Tuples become lists.
 * ``functions`` are for ops of kind ``call``, ``if`` and ``while``, which are inlined when the file is
   read (`scenarios.ops.inlining`): ``{"name": "f", "inputs": ["a"], "ops": [...], "results": ["b"]}``.
 * Omitted values are absent or zero; ``bytes_read`` and ``bytes_written`` default to those of the tensors.

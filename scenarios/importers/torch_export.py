@@ -7,7 +7,8 @@
 Nothing is computed: the exporter traces the module with tensors that have a shape but no content. The
 batch size is that of the example inputs.
 
-* Parameters and buffers are parameters of the graph under their own names; constants are inputs.
+* Parameters, buffers and constants are parameters of the graph. Buffers, constants, parameters that do not
+  require a gradient, and whole numbers are not trained: ops that read them say so (``no_gradient``).
 * Operators are those that the module calls (``linear``, ``scaled_dot_product_attention``), not their
   decompositions; each has a kind of `scenarios.ops.op_costs` and the attribute ``aten``.
 * An operator without a formula is refused by name; it never silently costs nothing.
@@ -20,7 +21,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Final, Literal
 from unittest import mock
 
@@ -328,6 +329,7 @@ def import_torch(
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"should be a torch.nn.Module, not {type(module).__name__}")
     name = type(module).__name__
+    trained = {key for key, of in module.named_parameters(remove_duplicate=False) if of.requires_grad}
     given = module, tuple(inputs), dict(keywords or {})
     try:
         with warnings.catch_warnings():
@@ -342,7 +344,7 @@ def import_torch(
         raise InputError(f"{name} cannot be exported: {type(error).__name__}: {first}") from error
     _check([node for node in _calls(program) if not _is_getitem(node)], name, unknown)
     with in_file(name):
-        graph = _build(program, name, stored)
+        graph = _build(program, name, stored, trained)
     return dtypes.computed_in(dtype, graph)
 
 
@@ -405,10 +407,10 @@ def _check(called: Sequence[Any], name: str, unknown: str) -> None:
 # -- the graph ------------------------------------------------------------------------------------
 
 
-def _build(program: Any, name: str, dtype: str | None) -> Graph:
+def _build(program: Any, name: str, dtype: str | None, trained: Set[str]) -> Graph:
     builder = GraphBuilder(name)
     refs: dict[Any, str] = {}  # node -> how an op refers to its (first) tensor
-    _externals(builder, program, refs, dtype)
+    fixed = _externals(builder, program, refs, dtype, trained)
     for node in _calls(program):
         if operator_name(node.target) in LISTS:
             continue
@@ -432,6 +434,8 @@ def _build(program: Any, name: str, dtype: str | None) -> Graph:
                 given = tuple(of._replace(shape=_of_four_axes(of.shape)) for of in given)
             facts = OpFacts(kind, given, _facts([node], dtype), attributes)
         attributes = {"aten": str(node.target), "arguments": plain_arguments(said), **facts.attributes}
+        if without := [k for k, tensor in enumerate(tensors) if tensor in fixed or _is_whole(tensor)]:
+            attributes["no_gradient"] = without
         where = f"{node.name} ({node.target})"
         inputs = [refs[tensor] for tensor in tensors]
         for place in _operands_to_copy(operator_name(node.target), tensors):
@@ -490,17 +494,29 @@ def _of_four_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     return math.prod(batch), *last
 
 
-def _externals(builder: GraphBuilder, program: Any, refs: dict[Any, str], dtype: str | None) -> None:
-    """Declare inputs, and the parameters that are read."""
-    specs = (spec for spec in program.graph_signature.input_specs if spec.kind.name != "CONSTANT_TENSOR")
-    kept = {spec.arg.name: spec.target for spec in specs if spec.target}
+def _externals(
+    builder: GraphBuilder, program: Any, refs: dict[Any, str], dtype: str | None, trained: Set[str]
+) -> set[Any]:
+    """Declare inputs, and the parameters that are read; return the nodes of those that are not trained."""
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if spec.target}
+    fixed = set()
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.users and _values(node):
-            (facts,) = _facts([node], dtype)
-            if node.name in kept:
-                refs[node] = builder.parameter(kept[node.name], facts.nbytes)
-            else:
+            (facts,), spec = _facts([node], dtype), specs.get(node.name)
+            if spec is None:
                 refs[node] = builder.input(node.name, facts.nbytes)
+                continue
+            constant = spec.kind.name == "CONSTANT_TENSOR"
+            refs[node] = builder.parameter(node.name if constant else spec.target, facts.nbytes)
+            if spec.kind.name != "PARAMETER" or spec.target not in trained:
+                fixed.add(node)
+    return fixed
+
+
+def _is_whole(node: Any) -> bool:
+    """Whether a tensor that an op computes has whole numbers or truth values, and so no gradient."""
+    types = [value.dtype for value in _values(node)]
+    return node.op != "placeholder" and not any(of.is_floating_point or of.is_complex for of in types)
 
 
 def _tensors(*arguments: Any) -> Iterator[Any]:

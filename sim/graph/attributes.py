@@ -131,6 +131,7 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
         (partial(_size, least=0), "nbytes dram_bytes"),
         (_size, "granule"),
         (_names, "colocate resident"),
+        (lambda value: _counts([value] if type(value) is int else value), "no_gradient"),
         (partial(_counts, least=1), "grid"),
         (_counts, "trips"),
         (_outcome, "outcome"),

@@ -9,6 +9,8 @@ import pytest
 from scenario_texts import write
 
 from policies.rewrite.backward import TrainingRewrite
+from policies.rewrite.batch import Batch
+from policies.rewrite.records import read
 from policies.rewrite.simplify import CommonSubexpressions
 from scenarios.importers.torch_export import import_torch
 from scenarios.run.execute import run_scenario
@@ -338,6 +340,34 @@ def test_who_reads_a_tensor_reads_what_was_written_into_a_part_of_it() -> None:
     assert sorted(updated) == [f"{part}.{what}/update" for part in "abc" for what in ("bias", "weight")]
     own = (graph.tensor_role == Role.ACTIVATION) & (storage_of(graph) < 0)
     assert graph.tensor_nbytes[own].tolist() == [128, 256, 128, 64]  # what is written into has its place
+
+
+class Frozen(nn.Module):
+    """A table that is trained, read at places that are computed, and much that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(4, 5, 8))
+        self.fixed = nn.Linear(8, 8, bias=False).requires_grad_(False)
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x):
+        y = self.fixed(x + self.table[0, 0]) * self.scale + torch.tensor([1.0] * 8)
+        places = y.topk(2)[1][:, 0] % 4
+        return self.table[places, places].sum()
+
+
+def test_only_what_requires_a_gradient_is_trained() -> None:
+    """Not buffers, constants and frozen parameters, nor indices, of which aten.index may have several."""
+    graph = import_torch(Frozen(), (torch.zeros(4, 8),))
+    assert (graph.tensor_role[:5] == Role.PARAMETER).tolist() == [True, True, True, True, False]
+    step = read(TrainingRewrite(optimizer="adam").apply(graph))
+    assert [name for name in step.ops if name.endswith("/update")] == ["table/update"]
+    assert step.ops["index/weight_grad"].reads == ["sum_1/grad", "remainder"]
+    assert not {"remainder/grad", "mul/grad1", "linear/weight_grad"} & step.ops.keys()
+    larger = read(Batch(factor=3).apply(graph)).externals
+    grown = {name for name, of in read(graph).externals.items() if larger[name].nbytes != of.nbytes}
+    assert grown == {"x"}
 
 
 def test_another_data_type() -> None:
