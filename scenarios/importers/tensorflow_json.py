@@ -107,6 +107,8 @@ class RecordedNodes:
         self.sources = {
             name: [split_output(text) or (text, 0) for text in node.get("inputs", [])] for name, node in nodes
         }
+        for name in (name for name, node in nodes if node["op"] == "ScatterNd"):  # (indices, updates, shape)
+            self.sources[name][:2] = self.sources[name][1::-1]
         self.externals = {name: node for name, node in nodes if _is_external(node)}
         self.tensors: dict[str, list[TensorFacts]] = {}
         self.open: dict[tuple[str, int], str] = {}

@@ -9,6 +9,8 @@ from runs import checked
 
 from devices.machine import make_machine
 from policies.issue.tensorflow_executor import TensorFlowExecutor
+from policies.rewrite.backward import TrainingRewrite
+from policies.rewrite.records import read
 from scenarios.importers import load_graph
 from scenarios.importers.tensorflow_json import import_tensorflow_json, kind_of
 from sim.base.errors import InputError
@@ -142,6 +144,21 @@ def test_layouts_windows_and_argument_orders(imported):
     assert flops["up"] == 2 * 4 * 288
     half = graph.index("half")
     assert graph.bytes_read[half] == 4 * 72 + 4  # what is written, and the axis
+
+
+def test_what_is_scattered_has_a_gradient_and_its_indices_have_none(imported):
+    """TensorFlow names the indices first: tf.scatter_nd(indices, updates, shape)."""
+    graph = imported(
+        variable("v"),
+        node("w", "ReadVariableOp", ["v"], (2, 8)),
+        node("indices", "Placeholder", shape=(2, 1), dtype="int32"),
+        node("shape", "Const", shape=(2,), dtype="int32"),
+        node("y", "ScatterNd", ["indices", "w", "shape"], (4, 8)),
+    )
+    step = read(TrainingRewrite().apply(graph))
+    assert step.ops["y"].reads == ["w", "indices", "shape"]
+    assert (step.ops["y/grad"].kind, step.ops["y/grad"].outputs) == ("scatter_nd_grad", (2 * 8 * 4,))
+    assert step.ops["v/update"].reads == ["y/grad", "v"]
 
 
 def test_conditionals_keep_their_kinds(imported):
