@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from devices.cores import CorePoolIfShort
+from devices.describe.field_types import HALF
 from devices.describe.fields import value_at
 from policies.streams import PerBranch, RoundRobinStreams, SingleStream
 from scenarios.fields.policy_fields import MemoryFields
@@ -114,6 +115,15 @@ def _devices(case: Case) -> list[_Described]:
     return [
         _Described(case, device, described[device.name]) for device in devices if device.name in described
     ]
+
+
+def _joins_links(case: Case, loc: Loc) -> bool:
+    """Whether a link shares what it has with others, as its ``duplex: half`` or ``bus`` says."""
+    machine = case.scenario.machine_spec
+    entry = machine["links"][loc[2]]
+    sharing = machine.get("sharing", entry.get("sharing"))
+    word = sharing.get("name") if isinstance(sharing, Mapping) else sharing
+    return word not in ("independent", "instant") or (loc[3] == "duplex" and entry["duplex"] != HALF)
 
 
 def _of_devices(names: tuple[str, ...], holds: Callable[[_Described], bool], why: str) -> Rule:
@@ -316,6 +326,12 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
         ("machine.links.*.efficiency",),
         lambda case, loc: {"bandwidth", "name"} & set(case.scenario.machine_spec["links"][loc[2]]) != set(),
         "it is a part of the link's bandwidth, which is not given; give bandwidth, or leave it out",
+    ),
+    Rule(
+        ("machine.links.*.duplex", "machine.links.*.bus"),
+        _joins_links,
+        "a link that is independent, or instant, gives each message all of its bandwidth, whatever else is "
+        "under way; choose another sharing, or leave it out",
     ),
     Rule(
         ("machine.links.*.rendezvous",),

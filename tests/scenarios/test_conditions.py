@@ -210,6 +210,14 @@ CASES: list[tuple[str, str, str]] = [
         on("kind: gpu", "links: [{from: d, to: e, efficiency: 0.5}]"),
         on("kind: gpu", "links: [{from: d, to: e, efficiency: 0.5, bandwidth: 1GB/s}]"),
     ),
+    *(
+        (
+            f"machine.links.*.{key}",
+            on("kind: gpu", f"sharing: independent, links: [{{from: d, to: e, {said}}}]"),
+            on("kind: gpu", f"links: [{{from: d, to: e, {said}}}]"),
+        )
+        for key, said in [("duplex", "duplex: half"), ("bus", "bus: pci")]
+    ),
     (
         "machine.links.*.rendezvous",
         on("kind: gpu", "links: [{from: d, to: e, rendezvous: true}]"),
