@@ -99,10 +99,12 @@ def _copies_of_jobs(job: Job) -> IntArray:
     return found
 
 
-def mean_flow_time_ns(trace: Record) -> int | float:
-    """Return the mean of the time from the release of a job to its last end."""
+def mean_flow_time_ns(trace: Record) -> int | float | None:
+    """Return the mean of the time from the release of a job to its last end; None: no step was done."""
     jobs = int(trace.counts.sum() * _copies_of_jobs(trace.job).sum())
-    mean = Fraction(total_flow_time_ns(trace), jobs or 1)
+    if not jobs:
+        return None
+    mean = Fraction(total_flow_time_ns(trace), jobs)
     return int(mean) if mean.denominator == 1 else float(mean)
 
 
@@ -126,7 +128,7 @@ OBJECTIVES: Final[Mapping[str, tuple[Callable[[Record], Any], str]]] = {
         weighted_tardiness_ns,
         "no op has a due date: attributes: {due: 5ms, weight: 2}",
     ),
-    "mean_flow_time_ns": (mean_flow_time_ns, ""),
+    "mean_flow_time_ns": (mean_flow_time_ns, "no step was done"),
     "energy_pj": (energy_pj, "no device has a power: {busy: 300W, idle: 60W}"),
 }
 """Key of a summary -> what says it of a run, and why it may not be known."""

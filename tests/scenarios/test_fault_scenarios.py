@@ -252,6 +252,19 @@ def test_an_op_that_is_lost_is_late_flows_and_needs_memory_once(tmp_path: Path) 
     assert summary["devices"]["gpu0"]["peak_memory_bytes"] == 1_000_000
 
 
+def test_jobs_of_which_none_ends_have_no_mean_flow_time(tmp_path: Path) -> None:
+    """The GPU fails at 50 us and nothing restarts."""
+    ops = "{a: {duration: 10us, attributes: {due: 5us}}, b: {duration: 100us, inputs: [a]}}"
+    machine = "machine: {devices: {gpu0: {kind: gpu}}}"
+    faults = FAILS % ("gpu0", "")
+    path = tmp_path / "none.yaml"
+    path.write_text(f"{machine}\nworkload: {{ops: {ops}}}\npolicy: in-order\n{faults}")
+    assert "mean_flow_time_ns" not in run_scenario(load_scenario(path)).summary
+    path.write_text(path.read_text() + "expect: {mean_flow_time: 0us}")
+    told = sim("run", path)
+    assert (told.exit_code, "no step was done" in told.output) == (2, True), told.output
+
+
 def test_a_restart_reads_nothing_of_the_attempt_before(tmp_path: Path) -> None:
     """Only a next step would read what a makes, and there is none: it is free when a ends, both times."""
     b = "{duration: 100us, output: 1MB, after: [a], inputs: [{from: a, distance: 1}]}"
