@@ -398,7 +398,7 @@ class End:
         self.reduced: dict[tuple[int, int], list[int]] = {}
         """(rank, stage) → ops after which its gradients are complete."""
         self.updates = dict[tuple[int, int], list[int]]()
-        """(rank, stage) → its optimizer step, which gathers of the next iteration follow."""
+        """(rank, stage) → its optimizer step, which the next iteration's gathers or first forward follow."""
         self.resident = {
             (rank, stage): self._resident(builder, rank, stage)
             for rank in range(schedule.ranks)
@@ -489,10 +489,9 @@ class End:
         for (rank, stage), ops in self.reduced.items():
             after = (*ops, synchronised[rank]) if synchronised else tuple(ops)
             op = self._optimizer(rank, stage, after, f"optimizer of stage {stage} on {self.devices[rank]}")
-            if self.gathers and around.overlap:
-                self.updates[rank, stage].append(op)
-            elif self.gathers:
-                self._message(rank, stage, (op,), gather=True)
+            if self.gathers and not around.overlap:
+                op = self._message(rank, stage, (op,), gather=True)
+            self.updates.setdefault((rank, stage), []).append(op)
 
     def _optimizer(self, rank: int, stage: int, after: Sequence[int], name: str, k: int = UNSET) -> int:
         ns = self.around.optimizer_ns[stage]

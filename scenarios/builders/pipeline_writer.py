@@ -127,12 +127,11 @@ class PipelineWriter:
         # if parameters are gathered beside it.
         at_home = np.full(self.schedule.ranks * self.schedule.stages, UNSET)
         at_home[self.home[self.weights]] = self.weights
-        complete, heads = at_home[at_home >= 0], np.array([], np.int64)
-        if end.gathers and self.around.overlap:
-            forwards = np.flatnonzero(self.is_of["F"])
-            heads = forwards[np.unique(self.home[forwards], return_index=True)[1]]
+        complete, forwards = at_home[at_home >= 0], np.flatnonzero(self.is_of["F"])
+        heads = forwards[np.unique(self.home[forwards], return_index=True)[1]]
+        split = heads if end.gathers and self.around.overlap else heads[:0]
         pieces = np.ones(n, np.int64)
-        pieces[slot[np.append(complete, heads)]] = end.pieces
+        pieces[slot[np.append(complete, split)]] = end.pieces
         slot_of, last = np.repeat(np.arange(n), pieces), np.cumsum(pieces) - 1
         of = pieces[slot_of]
         piece = np.arange(len(slot_of)) - last[slot_of] + of
@@ -147,7 +146,7 @@ class PipelineWriter:
         self.tensor[self.key[there]], self.op[self.key[there]] = first[there], last[slot[there]]
 
         end.ops, end.tensors, stride = len(slot_of), len(outputs.indices), end.pieces + 1
-        ahead = self._gathers(place * stride, last, heads)
+        ahead = self._gathers(place * stride, last, split)
         sent = self._between((place + 1) * stride - 1, last, complete.tolist(), first, made)
         output = self.read[1]
         read = np.where(output == 0, sent[self.source], self.tensor[self.source] + output)
@@ -155,6 +154,10 @@ class PipelineWriter:
             self._copies(read, cycle[slot], stride * np.searchsorted(np.sort(cycle), cycle)[slot])
         end.place = n * stride
         end.write()
+        if not len(split):  # the optimizer step of the iteration before
+            updates = [(j, op) for j in heads.tolist() for op in end.updates.get(self._row(j)[:2], ())]
+            j, op = np.array(updates, np.int64).reshape(-1, 2).T
+            ahead = np.stack([last[slot[j]] + 1 - pieces[slot[j]], op])
 
         # Slots as columns in the order of `End.rows`.
         letters, begin = self.actions.phase.tolist(), self.bounds[slot_of]

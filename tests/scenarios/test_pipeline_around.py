@@ -198,6 +198,14 @@ def test_parameters_are_gathered_beside_the_first_forward_in_buckets() -> None:
     behind = pipeline_graph(schedule, stages, around=replace(around, overlap=False))
     after = simulate(behind, plain_machine(2), InOrder(), linearize=AsWritten())
     assert after.makespan_ns == 90 + 4 + 1 + 4
+    plain = pipeline_graph(schedule, stages, around=Around(optimizer_ns=(1, 1)))
+    for graph, what in ((behind, "all-gather"), (plain, "optimizer")):
+        for stage in range(2):
+            op = graph.index(f"{stage}F0")
+            assert [graph.op_names[k] for k in graph.after.row(op)] == [
+                f"{what} of stage {stage} on rank{stage}"
+            ]
+        assert graph.after_distance.sum() == 2  # the first forward of the next iteration, on each rank
 
 
 # -- torchgpipe's ablation -----------------------------------------------------------------------------
