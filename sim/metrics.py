@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from sim.base.arrays import earliest_by, latest_by, sums_by
 from sim.base.intervals import Cover, overlap_of_at_least, union
 from sim.base.units import NS_PER_S
 from sim.explain.bounds import bounds
@@ -117,9 +118,7 @@ def device_use(trace: Record) -> dict[str, DeviceUse]:
     start, end, device = trace.tasks["start_ns"], trace.tasks["end_ns"], trace.device
     n = len(trace.job.machine.devices)
     busy = union(trace.begins_ns, trace.occupied_until_ns, device).lengths(n).tolist()
-    first, last = np.full(n, trace.makespan_ns), np.zeros(n, np.int64)
-    np.minimum.at(first, device, start)
-    np.maximum.at(last, device, end)
+    first, last = earliest_by(device, start, n, trace.makespan_ns), latest_by(device, end, n)
     span = np.maximum(last - first, 0).tolist()
     used = used_core_ns(trace).tolist()
     return {
@@ -147,15 +146,14 @@ def link_use(trace: Record) -> dict[str, LinkUse]:
     link = moved.link
     sent = np.append(sent_ns(trace, dependencies(trace)), trace.messages[:, 3])[moved.row]
     busy = union(moved.start_ns, moved.end_ns, link).lengths(n).tolist()
-    nbytes = np.zeros(n, np.int64)
-    np.add.at(nbytes, link, moved.nbytes)
+    nbytes = sums_by(link, moved.nbytes, n)
     count = np.bincount(link, minlength=n).tolist()
     since = np.minimum(sent, moved.start_ns)  # what a fault ended before its data were there
     start, end, group = union(since, moved.end_ns, link)
-    medium, contended = np.array(trace.job.machine.channels), np.zeros(n, np.int64)
+    medium = np.array(trace.job.machine.channels)
     crowded = overlap_of_at_least(since, moved.end_ns, medium[link], np.full(n, 2))
     cover = Cover(crowded, int(moved.end_ns.max(initial=0)))
-    np.add.at(contended, group, cover.between(start, end, medium[group]))
+    contended = sums_by(group, cover.between(start, end, medium[group]), n)
     return {
         each.name: LinkUse(
             int(nbytes[k]),

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sim.base.arrays import IntArray
+from sim.base.arrays import LATEST_NS, IntArray, earliest_by
 from sim.base.intervals import union
 from sim.graph.graph import Graph
 from sim.job.job import Job
@@ -60,9 +60,8 @@ def released_ns(graph: Graph) -> IntArray:
     job = jobs_of(graph)
     first = np.ones(len(graph), bool)
     first[graph.edges.within_iteration().consumer] = False
-    earliest = np.full(int(job.max(initial=-1)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(earliest, job[first], graph.column("release")[first])
-    return earliest
+    release, n = graph.column("release")[first], int(job.max(initial=-1)) + 1
+    return earliest_by(job[first], release, n, LATEST_NS)
 
 
 def weighted_tardiness_ns(trace: Record) -> int | None:

@@ -87,6 +87,33 @@ def group_pairs(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     return found
 
 
+def sums_by(key: IntArray, values: IntArray, n: int) -> IntArray:
+    """Return the exact sum of the values of each key from 0 to `n - 1` (`np.bincount` adds floats).
+
+    Examples
+    --------
+    >>> sums_by(np.array([0, 2, 0]), np.array([1, 2, 3]), 3).tolist()
+    [4, 0, 2]
+    """
+    found = np.zeros(n, np.int64)
+    np.add.at(found, key, values)
+    return found
+
+
+def latest_by(key: IntArray, times: IntArray, n: int) -> IntArray:
+    """Return the latest of the times of each key from 0 to `n - 1`, at least 0."""
+    found = np.zeros(n, np.int64)
+    np.maximum.at(found, key, times)
+    return found
+
+
+def earliest_by(key: IntArray, times: IntArray, n: int, never: int) -> IntArray:
+    """Return the earliest of the times of each key from 0 to `n - 1`; `never` for a key without any."""
+    found = np.full(n, never)
+    np.minimum.at(found, key, times)
+    return found
+
+
 def by_first_use(values: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Number values in order of first use: the number of each, the distinct values, their first positions.
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import IntArray
+from sim.base.arrays import IntArray, latest_by, sums_by
 
 
 class Intervals(NamedTuple):
@@ -29,9 +29,7 @@ class Intervals(NamedTuple):
 
     def lengths(self, n_groups: int) -> IntArray:
         """Return the total length per group (exact for disjoint intervals)."""
-        total = np.zeros(n_groups, np.int64)
-        np.add.at(total, self.group, self.end - self.start)
-        return total
+        return sums_by(self.group, self.end - self.start, n_groups)
 
 
 def union(start: IntArray, end: IntArray, group: IntArray) -> Intervals:
@@ -172,9 +170,7 @@ def in_use(start: IntArray, end: IntArray, weight: IntArray) -> tuple[IntArray, 
     ([0, 2, 5, 6], [1, 4, 3, 0])
     """
     times, which = np.unique(np.concatenate((start, end)), return_inverse=True)
-    change = np.zeros(len(times), np.int64)
-    np.add.at(change, which, np.concatenate((weight, -weight)))
-    return times, np.cumsum(change)
+    return times, np.cumsum(sums_by(which, np.concatenate((weight, -weight)), len(times)))
 
 
 def most_in_use(start: IntArray, end: IntArray, weight: IntArray, group: IntArray, n_groups: int) -> IntArray:
@@ -192,9 +188,7 @@ def most_in_use(start: IntArray, end: IntArray, weight: IntArray, group: IntArra
     last = np.ones(len(time), dtype=bool)  # of the changes of an instant
     last[:-1] = (time[1:] != time[:-1]) | (of[1:] != of[:-1])
     held = np.cumsum(np.concatenate((weight, -weight))[order])[last]  # 0 where a group is over
-    most = np.zeros(n_groups, np.int64)
-    np.maximum.at(most, of[last], held)
-    return most
+    return latest_by(of[last], held, n_groups)
 
 
 def levels(start: IntArray, end: IntArray, group: IntArray, n_groups: int) -> tuple[IntArray, IntArray]:
@@ -231,6 +225,4 @@ def levels(start: IntArray, end: IntArray, group: IntArray, n_groups: int) -> tu
                 heappush(free, heappop(busy)[1])
             level[each] = heappop(free) if free else len(busy)
             heappush(busy, (end[each], level[each]))
-    count = np.zeros(n_groups, np.int64)
-    np.maximum.at(count, group, level + 1)
-    return level, count
+    return level, latest_by(group, level + 1, n_groups)

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, IntArray
+from sim.base.arrays import UNSET, IntArray, earliest_by, latest_by
 from sim.base.intervals import Cover, in_use, union
 from sim.base.units import format_duration
 from sim.explain.bounds import bounds
@@ -117,8 +117,7 @@ def breakdown(f: DerivedColumns, device: str | None = None) -> Breakdown:
 
 def _busiest(f: DerivedColumns, compute: Mapping[str, int]) -> str:
     least = _ABOUT_AS_MUCH * max(compute.values())
-    last = np.zeros(len(f.devices), np.int64)
-    np.maximum.at(last, f.device, f.end)
+    last = latest_by(f.device, f.end, len(f.devices))
     near = [d for d, device in enumerate(f.devices) if compute.get(device.name, 0) >= least]
     return f.devices[max(near, key=lambda d: last[d])].name
 
@@ -156,14 +155,12 @@ def _bubble(f: DerivedColumns, d: int) -> dict[str, int]:
         np.array([bool(set(letters) & set(name)) for name in names])[phase] for letters in ("F", "BI")
     )
     steps, of = np.unique(step, return_inverse=True)
-    first, ends = np.full(len(steps), makespan), np.zeros((2, len(steps)), np.int64)
     # Of a step without forward, or backward, all rows count.
     begin, forward = (which | (np.bincount(of, which) == 0)[of] for which in (is_backward, is_forward))
-    np.minimum.at(first, of[begin], start[begin])
-    np.maximum.at(ends[0], of[forward], end[forward])
-    np.maximum.at(ends[1], of, end)
+    warm = earliest_by(of[begin], start[begin], len(steps), makespan)
+    steady = np.maximum(warm, latest_by(of[forward], end[forward], len(steps)))
     # The ends of warm-up, steady state and drain of the first step, then of the second, ...
-    cuts = [0, *np.stack((first, np.maximum(first, ends[0]), ends[1]), axis=1).ravel().tolist()]
+    cuts = [0, *np.stack((warm, steady, latest_by(of, end, len(steps))), axis=1).ravel().tolist()]
     cuts[-1] = makespan
     at = np.maximum.accumulate(cuts)
     busy = Cover(union(start, end, f.device[rows]), makespan)

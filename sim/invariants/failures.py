@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, Codes, IntArray
+from sim.base.arrays import UNSET, BoolArray, Codes, IntArray, earliest_by
 from sim.base.errors import InvariantError
 from sim.faults import Failed
 from sim.graph.failures import ABORTED, DONE, FAILED
@@ -187,17 +187,14 @@ def _stopped_since(c: Columns) -> IntArray:
     n_groups, how = c.job.n_groups, c.trace.on_failure
     if how == "stop-machine":
         process = np.zeros(c.n, np.int64) if c.job.process_of is None else c.job.process_of
-        since = np.full(n_groups, c.trace.makespan_ns + 1)
-        np.minimum.at(since, c.job.group_of, _first_failure(c, process[c.op], c.n, True)[process])
-        return since
+        stopped = _first_failure(c, process[c.op], c.n, True)[process]
+        return earliest_by(c.job.group_of, stopped, n_groups, c.trace.makespan_ns + 1)
     return _first_failure(c, c.job.group_of[c.op], n_groups, how == "stop-group")
 
 
 def _first_failure(c: Columns, of: IntArray, n: int, counts: bool) -> IntArray:
-    first = np.full(n, c.trace.makespan_ns + 1)
     failed = np.flatnonzero((c.trace.status == FAILED) & counts)
-    np.minimum.at(first, of[failed], c.end[failed])
-    return first
+    return earliest_by(of[failed], c.end[failed], n, c.trace.makespan_ns + 1)
 
 
 def _never_begun(c: Columns) -> BoolArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.base.arrays import UNSET, IntArray
+from sim.base.arrays import UNSET, IntArray, latest_by
 from sim.graph.failures import ABORTED
 from sim.invariants.checked_columns import Columns, refuse
 
@@ -179,14 +179,11 @@ def members_end_together(c: Columns) -> None:
     met = c.trace.meetings
     if met is None:
         return
-    due = np.zeros(len(met.party), np.int64)
-    np.maximum.at(due, met.meeting, _ends_due(c, met.row, met.met_ns[met.meeting]))
-    end = due[met.meeting]
-    known = np.zeros(len(met.party), dtype=bool)  # otherwise the network decides when they end
+    n = len(met.party)
+    due = latest_by(met.meeting, _ends_due(c, met.row, met.met_ns[met.meeting]), n)
+    known = np.zeros(n, dtype=bool)  # otherwise the network decides when they end
     known[met.meeting[~c.job.carried[met.entry]]] = True
-    shared = np.zeros(len(met.party), np.int64)
-    np.maximum.at(shared, met.meeting, c.end[met.row])
-    end = np.where(known[met.meeting], end, shared[met.meeting])
+    end = np.where(known, due, latest_by(met.meeting, c.end[met.row], n))[met.meeting]
     refuse(
         (c.end[met.row] != end) & ~c.cut[met.row],
         lambda k: (

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, IntArray
+from sim.base.arrays import UNSET, IntArray, sums_by
 from sim.base.intervals import levels
 from sim.explain.derived import DerivedColumns
 from sim.explain.path import executed_path
@@ -94,8 +94,7 @@ class Bars:
         column = thin.start // column_ns
         place = (thin.lane * (until_ns // column_ns + 2) + column) * len(self.kinds) + thin.kind
         each, first, which = np.unique(place, return_index=True, return_inverse=True)
-        width = np.zeros(len(each), np.int64)
-        np.add.at(width, which, thin.end - thin.start)
+        width = sums_by(which, thin.end - thin.start, len(each))
         spot = each // len(self.kinds)
         before = np.cumsum(width) - width
         leader = np.searchsorted(spot, spot)  # the first kind of the column

@@ -12,6 +12,7 @@ Both have the same lanes, from top to bottom, so an op appears at the same heigh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -32,21 +33,18 @@ if TYPE_CHECKING:
 
 
 _SAME, _EARLIER, _EARLIER_A_LITTLE, _LATER, _LATER_A_LITTLE, _RESIZED, _ONLY, _FILLER = range(8)
-_WORDS: Final = (
-    "the same in both",
-    "starts earlier in B",
-    "a little earlier (by less than a tenth of the most)",
-    "starts later in B",
-    "a little later (by less than a tenth of the most)",
-    "starts at the same time, lasts longer or shorter",
-    "in one of them only",
-    "a gap of the recording",
-)
-_COLOURS: Final = (
-    *("#BBBBBB", "#0072B2", "#8FC3E3", "#D55E00", "#F2B48A"),
-    *("#009E73", "#F0E442", "#EEEEEE"),
-)
+_COLOURS: Final = {
+    "the same in both": "#BBBBBB",
+    "starts earlier in B": "#0072B2",
+    "a little earlier (by less than a tenth of the most)": "#8FC3E3",
+    "starts later in B": "#D55E00",
+    "a little later (by less than a tenth of the most)": "#F2B48A",
+    "starts at the same time, lasts longer or shorter": "#009E73",
+    "in one of them only": "#F0E442",
+    "a gap of the recording": "#EEEEEE",
+}
 """Okabe and Ito's colours and tints of them; grey for what does not matter."""
+_WORDS: Final = list(_COLOURS)
 _LITTLE: Final = 10
 """An op that moved by less than the largest move divided by this moved a little."""
 _LANE_INCHES: Final = 0.3
@@ -84,13 +82,12 @@ def diff_gantt(differences: Differences) -> Figure:
     lanes = _lanes(d)
     inches = _LANE_INCHES * max(1, len(lanes))
     figure, axes = new_figure(2, height=1.4 + 2 * (0.4 + inches))
-    colours = dict(zip(_WORDS, _COLOURS, strict=True))
     seen: set[int] = set()
     for ax, letter, schedule, changes in zip(axes, "AB", (d.a, d.b), _changes(d), strict=True):
         bars = _bars(schedule, lanes, changes)
         seen |= set(bars.kind[bars.end > bars.start].tolist())
         scale = scale_time(ax, until)
-        draw_bars(ax, bars.pack(until), colours, until)
+        draw_bars(ax, bars.pack(until), _COLOURS, until)
         name_lanes(ax, lanes, 72 * _LANE_INCHES)
         _names(ax, schedule, bars, until)
         ax.set_xlim(0, until / scale)
@@ -120,20 +117,18 @@ def _rows_shown(schedule: OpSchedule) -> IntArray:
     return np.flatnonzero(schedule.end_ns > schedule.start_ns)
 
 
-def _changes(d: Differences) -> tuple[IntArray, IntArray]:
-    """Return the kind of change of each row of A and of B."""
+def _changes(d: Differences) -> Iterator[IntArray]:
+    """Yield the kind of change of each row of A, then of B."""
     of_pair = np.full(len(d.pairs.a), _SAME)
     of_pair[d.resized] = _RESIZED
     for way, far, near in ((-1, _EARLIER, _EARLIER_A_LITTLE), (1, _LATER, _LATER_A_LITTLE)):
         by = np.where(d.moved, way * d.moved_ns, 0)
         of_pair[by > 0] = near
         of_pair[(by > 0) & (_LITTLE * by >= np.abs(d.moved_ns).max(initial=0))] = far
-    changes = []
     for schedule, paired in ((d.a, d.pairs.a), (d.b, d.pairs.b)):
         change = np.where(schedule.compared, _ONLY, _FILLER)
         change[paired] = of_pair
-        changes.append(change)
-    return changes[0], changes[1]
+        yield change
 
 
 def _bars(schedule: OpSchedule, lanes: list[str], changes: IntArray) -> Bars:
@@ -144,7 +139,7 @@ def _bars(schedule: OpSchedule, lanes: list[str], changes: IntArray) -> Bars:
     rows = rows[np.lexsort((schedule.end_ns[rows], schedule.start_ns[rows]))]
     lane, start, end = place[schedule.lane[rows]], schedule.start_ns[rows], schedule.end_ns[rows]
     level, n_levels = levels(start, end, lane, len(lanes))
-    return Bars(lanes, list(_WORDS), lane, changes[rows], start, end, level, n_levels[lane], rows)
+    return Bars(lanes, _WORDS, lane, changes[rows], start, end, level, n_levels[lane], rows)
 
 
 def _names(ax: Axes, schedule: OpSchedule, bars: Bars, until: int) -> None:
@@ -154,7 +149,7 @@ def _names(ax: Axes, schedule: OpSchedule, bars: Bars, until: int) -> None:
         bars,
         np.argsort(bars.start - bars.end, kind="stable")[:_MOST_NAMES],
         lambda k: forms(schedule.names[int(bars.row[k])]),
-        [shade(colour) for colour in _COLOURS],
+        [shade(colour) for colour in _COLOURS.values()],
         until=until,
         lane_points=72 * _LANE_INCHES,
     )
@@ -175,8 +170,8 @@ def _mark_first(ax: Axes, d: Differences, is_a: bool, lanes: list[str], scale: i
 def _legend(figure: Figure, seen: set[int], d: Differences) -> None:
     from matplotlib.lines import Line2D
 
-    entries = [Entry(_WORDS[change], (_WORDS[change],), (_COLOURS[change],)) for change in sorted(seen)]
-    handles = handles_of(entries, dict(zip(_WORDS, _COLOURS, strict=True)))
+    words = [_WORDS[change] for change in sorted(seen)]
+    handles = handles_of([Entry(word, (word,), (_COLOURS[word],)) for word in words], _COLOURS)
     if d.first is not None:
         first = Line2D([], [], color=ink(), marker="v", linestyle="--", linewidth=0.9)
         handles["the first that moved"] = first

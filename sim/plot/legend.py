@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import group_pairs
+from sim.base.arrays import group_pairs, sums_by
 from sim.base.errors import list_names
 from sim.plot.bars import Bars, coloured_by
 from sim.plot.figure import elide
@@ -64,8 +64,8 @@ def colours_of(traces: Sequence[Record]) -> dict[str, str]:
     busy = Counter[str]()
     for trace in traces:
         kinds, of = coloured_by(trace.job.graph)
-        lasted = np.zeros(len(kinds), np.int64)
-        np.add.at(lasted, of[trace.tasks["op"]], trace.tasks["end_ns"] - trace.tasks["start_ns"])
+        ns = trace.tasks["end_ns"] - trace.tasks["start_ns"]
+        lasted = sums_by(of[trace.tasks["op"]], ns, len(kinds))
         busy.update(dict.fromkeys(trace.job.graph.kinds, 0))
         busy.update(dict(zip(kinds, lasted.tolist(), strict=True)))
     longest_first = sorted(busy, key=lambda kind: (-busy[kind], kind))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, IntArray, group_pairs
+from sim.base.arrays import UNSET, IntArray, group_pairs, sums_by
 from sim.base.errors import list_names
 from sim.base.units import format_bytes
 from sim.explain.memory_use import lifetimes, memory_use
@@ -208,9 +208,7 @@ def strip_of(trace: Record, device: str) -> Strip:
     kind = np.where(producer == UNSET, UNSET, graph.kind_code[producer])
     steps: dict[int, IntArray] = {}
     for code in np.unique(kind).tolist():
-        held = np.zeros(len(times), np.int64)
-        np.add.at(held, rows[kind == code], change[kind == code])
-        steps[code] = np.cumsum(held)
+        steps[code] = np.cumsum(sums_by(rows[kind == code], change[kind == code], len(times)))
     bands = {RESIDENT: steps.pop(UNSET)} if UNSET in steps else {}
     ranked = sorted(steps, key=lambda code: (-int(steps[code].max()), code))
     bands |= {graph.kinds[code]: steps[code] for code in ranked[:_KINDS]}

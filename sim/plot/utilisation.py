@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, FloatArray, IntArray, group_pairs
+from sim.base.arrays import UNSET, FloatArray, IntArray, group_pairs, sums_by
 from sim.base.errors import InputError, list_names
 from sim.base.units import NS_PER_S, format_bytes, format_count, format_flops
 from sim.explain.communication import LinkLoad, link_loads
@@ -213,22 +213,17 @@ def op_points(trace: Record) -> list[OpPoints]:
     lasted = trace.tasks["end_ns"] - trace.begins_ns
     counts = trace.executed & (lasted > 0) & (graph.flops[ran] > 0) & (nbytes[ran] > 0)
     found = []
-    for members in _alike(trace.job.machine.devices):
+    devices = trace.job.machine.devices
+    for members in _alike(devices):
         rows = np.flatnonzero(counts & np.isin(device, members))
         if not len(rows):
             continue
         op, which = np.unique(ran[rows], return_inverse=True)
-        ns = np.zeros(len(op), np.int64)
-        np.add.at(ns, which, lasted[rows])
-        rate = graph.flops[op] * np.bincount(which) * float(NS_PER_S) / ns
-        first = trace.job.machine.devices[members[0]]
-        roofs = (first.cost or CostModel()).roofs(graph, first)
-        names = [trace.job.machine.devices[d].name for d in members]
-        found.append(
-            OpPoints(
-                names, op, graph.flops[op] / nbytes[op], rate, ns, roofs.flop_per_s[op], roofs.bytes_per_s
-            )
-        )
+        ns, flops = sums_by(which, lasted[rows], len(op)), graph.flops[op]
+        rate = flops * np.bincount(which) * float(NS_PER_S) / ns
+        names, first = [devices[d].name for d in members], devices[members[0]]
+        peaks, bandwidth = (first.cost or CostModel()).roofs(graph, first)
+        found.append(OpPoints(names, op, flops / nbytes[op], rate, ns, peaks[op], bandwidth))
     return found
 
 
