@@ -294,15 +294,12 @@ def _for_processes(values: Mapping[str, Any], one: Device, n: int) -> Device:
     If streams share SMs, those of all processes do, as under NVIDIA's Multi-Process Service. Otherwise
     processes take turns.
     """
+    from devices.sm_processor import TimeSlices, processor_of, time_sliced_least_ns
+
     streams = n * one.streams
     if one.processor is None:
-        from devices.sm_processor import TimeSlices, time_sliced_least_ns
-
-        return replace(
-            one, streams=streams, processor=TimeSlices, least_ns=partial(time_sliced_least_ns, one.streams)
-        )
-    from devices.sm_processor import processor_of
-
+        least_ns = partial(time_sliced_least_ns, one.streams)
+        return replace(one, streams=streams, processor=TimeSlices, least_ns=least_ns)
     given = one.details.stream_priorities
     details = replace(
         one.details,

@@ -56,7 +56,7 @@ import numpy as np
 from sim.base.arrays import UNSET, IntArray
 from sim.base.intervals import complement, union
 from sim.explain.derived import DerivedColumns
-from sim.record.record import WAITS, Record, Wait
+from sim.record.record import SAID, WAITS, Record, Wait
 
 WORDS_OF_REASONS: Final[Mapping[str, tuple[str, str]]] = {
     "dependency": ("waiting for inputs", "{device} waits for inputs"),
@@ -84,10 +84,6 @@ REASONS: Final = tuple(WORDS_OF_REASONS)
 
 _LAST: Final = (Wait.EVENT, Wait.MEMORY, Wait.RESOURCES, Wait.COMMUNICATOR)
 """What may hold up a task that is issued, whose lane is free and whose launch has arrived."""
-
-_SAID: Final = (Wait.MEMORY, Wait.RESOURCES, Wait.COMMUNICATOR)
-"""Reasons that the trace itself records as the last one."""
-
 
 _OF_NO_RECORDING: Final = ("event", "policy", "resources")
 """Reasons for the rest of a wait in a simulated run; a recording has no evidence for them."""
@@ -238,7 +234,7 @@ def held_up(
     yield "launch", *until(np.where(worker, 0, f.launch_end[row]))
     begin, length = until(f.start[row])
     reason = np.where(worker, Wait.RESOURCES, Wait.EVENT)
-    reason = np.where(np.isin(wait, _SAID), wait, reason)
+    reason = np.where(np.isin(wait, SAID), wait, reason)
     for code in _LAST:
         yield translate(WAITS[code]), begin, np.where(reason == code, length, 0)
     begin, length = until(end)

@@ -280,17 +280,14 @@ def change(a: DerivedColumns, b: DerivedColumns) -> MakespanChange:
     """
     first, second = breakdown(a), breakdown(b)
     pairs = [(first, second)]
+    used = [{f.devices[d].name for d in np.unique(f.device).tolist()} for f in (a, b)]
     for device in (first.device, second.device):
-        if first.device != second.device and all(device in _used_names(f) for f in (a, b)):
+        if first.device != second.device and device in used[0] & used[1]:
             pairs.append((breakdown(a, device), breakdown(b, device)))
     changes = [MakespanChange(x, y, _minus(x.parts, y.parts)) for x, y in pairs]
     return min(
         changes, key=lambda one: (sum(map(abs, one.parts.values())), *sorted((one.a.device, one.b.device)))
     )
-
-
-def _used_names(f: DerivedColumns) -> set[str]:
-    return {f.devices[d].name for d in np.unique(f.device).tolist()}
 
 
 def _minus(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:

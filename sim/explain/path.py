@@ -28,7 +28,7 @@ from sim.base.arrays import UNSET
 from sim.base.errors import InvariantError
 from sim.explain.derived import DerivedColumns
 from sim.graph.failures import ABORTED
-from sim.record.record import Record, Wait
+from sim.record.record import SAID, WAITS, Record, Wait
 
 _Place = tuple[int, bool]
 """A row, and whether its execution has to be explained (otherwise its issue)."""
@@ -288,14 +288,11 @@ class _Walk:
 
     def shortage(self, row: int) -> str:
         """Return the reason of a wait after issue, data, lane and launch."""
-        at = self.at
         if self.f.trace.status[row] == ABORTED:
             return "dependency"
-        if at.wait[row] == Wait.COMMUNICATOR:
-            return "communicator"
-        if at.wait[row] == Wait.MEMORY:
-            return "memory"
-        return "resources" if at.by_worker[row] or at.wait[row] == Wait.RESOURCES else "event"
+        if (wait := self.at.wait[row]) in SAID:
+            return WAITS[wait]
+        return "resources" if self.at.by_worker[row] else "event"
 
     def copy_that_ended(self, row: int) -> int | None:
         """Return a transfer that the host of a task made itself until it took the task."""

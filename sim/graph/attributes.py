@@ -71,23 +71,19 @@ def _names(value: Any) -> list[str]:
     return list(listed)
 
 
-def _by_name(what: str, read: Callable[..., int], least: int) -> Callable[[Any], dict[str, int]]:
+def _by_name(what: str, read: Callable[[Any], int]) -> Callable[[Any], dict[str, int]]:
     """Return the reader of a number for each of several names."""
 
     def by_name(value: Any) -> dict[str, int]:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
             raise InputError(f"{value!r} does not say {what}")
-        return {name: read(number, least) for name, number in value.items()}
+        return {name: read(number) for name, number in value.items()}
 
     return by_name
 
 
-def _size(value: Any, least: int = 1) -> int:
-    return whole(parse_bytes(value, what="") if isinstance(value, str) else value, least)
-
-
-def _time(value: Any) -> int:
-    return whole(parse_duration(value, what="") if isinstance(value, str) else value)
+def _quantity(value: Any, parse: Callable[..., int], least: int = 0) -> int:
+    return whole(parse(value, what="") if isinstance(value, str) else value, least)
 
 
 def _fraction(value: Any) -> Any:
@@ -110,6 +106,9 @@ def flag(value: Any) -> bool:
     return value
 
 
+_count: Final = partial(whole, least=1)
+_size: Final = partial(_quantity, parse=parse_bytes)
+
 _SIZES: Final = """m n k batch transposed rows columns seq_len kv_len heads kv_heads head_dim causal window
     in_channels out_channels input_shape kernel_shape strides pads dilations group operands"""
 SIZES: Final = frozenset(_SIZES.split())
@@ -122,22 +121,22 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
         (flag, "host_waits pageable"),
         (word, "body then else cond frame key session data_format communicator peer root"),
         (whole, "inter_op_thread_pool session_step view_of pair communicates_ns weight"),
-        (partial(whole, least=1), "parallel_iterations blocks_per_sm sms cores tiles"),
+        (_count, "parallel_iterations blocks_per_sm sms cores tiles"),
         (integer, "stream_id"),
         (lambda value: word(value) if isinstance(value, str) else whole(value), "stream"),
         (_number, "priority"),
         (_fraction, "sm_fraction"),
-        (_time, "release due"),
-        (partial(_size, least=0), "nbytes dram_bytes"),
-        (_size, "granule"),
+        (partial(_quantity, parse=parse_duration), "release due"),
+        (_size, "nbytes dram_bytes"),
+        (partial(_size, least=1), "granule"),
         (_names, "colocate resident"),
         (lambda value: _counts([value] if type(value) is int else value), "no_gradient"),
         (partial(_counts, least=1), "grid"),
         (_counts, "trips"),
         (_outcome, "outcome"),
         (read_fails, "fails"),
-        (_by_name("how many bytes go to which device, as {gpu1: 4MB}", _size, least=0), "sends"),
-        (_by_name("how much of which resource is taken, as {crane: 1}", whole, least=1), "resources"),
+        (_by_name("how many bytes go to which device, as {gpu1: 4MB}", _size), "sends"),
+        (_by_name("how much of which resource is taken, as {crane: 1}", _count), "resources"),
     )
     for name in names.split()
 }

@@ -240,18 +240,10 @@ def save_page(
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     title = html.escape(title or ", ".join(dict.fromkeys(trace.job.graph.name for trace in named.values())))
     folder = Path(__file__).with_name("page")
-    part = {name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css")}
-    scripts = [
-        (folder / f"{name}.js").read_text(encoding="utf-8") for name in ("columns", "chart", "below_chart")
-    ]
-    page = part["page.html"]
-    for name, value in (
-        ("STYLE", part["page.css"].strip()),
-        ("SCRIPT", "\n".join(scripts).strip()),
-        ("TITLE", title),
-        ("DATA", text),  # last, for it may hold any text
-    ):
-        page = page.replace(f"__{name}__", value)
+    files = ("page.html", "page.css", "columns.js", "chart.js", "below_chart.js")
+    page, style, *scripts = [(folder / name).read_text(encoding="utf-8") for name in files]
+    page = page.replace("__STYLE__", style.strip()).replace("__SCRIPT__", "\n".join(scripts).strip())
+    page = page.replace("__TITLE__", title).replace("__DATA__", text)  # last, for it may hold any text
     write_text(path, page)
 
 

@@ -172,6 +172,9 @@ WAITS: Final = ("", "issuer", "policy", "stream", "event", "launch", "resources"
 blocking); earlier tasks of the stream; an event of another stream; launch latency or the gap between
 kernels; cores, SMs or bandwidth; memory; an earlier collective of its communicator."""
 
+SAID: Final = (Wait.MEMORY, Wait.RESOURCES, Wait.COMMUNICATOR)
+"""What the engine itself records as the last reason of a wait."""
+
 
 class Attempt(NamedTuple):
     """A run of steps, from the start or a restart to the end or to the abort of a step.
