@@ -40,6 +40,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     for name, demand in {**LANGUAGE_DEMANDS, **GENERAL_DEMANDS}.items()
 }
 
+LAYERS: Final = yaml_beside(__file__, "layers.yaml") or {}
 LENDERS: Final = yaml_beside(__file__, "lenders.yaml")
 GENERATIONS: Final[Mapping[str, str]] = LENDERS["generations"]
 """Generation -> the fit of its only measured GPU, or of several together."""
@@ -184,7 +185,8 @@ class KernelFits:
         _, other, record, width = self._record(table, dtype)
         like = other == dtype or {other, dtype} == {"bf16", "fp16"}
         model = Model.from_json(FAMILIES[record["family"]], record)
-        return replace(model, dtype=dtype).wider(width).wider(0.0 if like else DTYPE_WIDTH)
+        model = replace(model, dtype=dtype, layers=LAYERS.get(f"{table} {other}", {}))
+        return model.wider(width).wider(0.0 if like else DTYPE_WIDTH)
 
     def _record(self, table: str, dtype: str) -> tuple[str, str, Mapping[str, Any], float]:
         """Return GPU and data type of a table's model, its record, and what it adds to the half width."""

@@ -431,6 +431,10 @@ class Model:
     grids : tuple of KernelGrid
     spread_edges, spread : tuple of float
         Half width of the 10-90 % interval (log) of rows left out, by log2(ns): one more than edges.
+    away : float
+        What is added to the half width at a doubling from the nearest of `layers`, or more.
+    layers : mapping of str to array
+        Sizes of the layers that were measured, a column a size; empty where they are many.
     shift : Shift or None
     """
 
@@ -440,6 +444,8 @@ class Model:
     grids: tuple[KernelGrid, ...] = ()
     spread_edges: tuple[float, ...] = ()
     spread: tuple[float, ...] = (0.5,)
+    away: float = 0.0
+    layers: Sizes = field(default_factory=dict)
     shift: Shift | None = None
 
     def predict(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, FloatArray]:
@@ -451,11 +457,15 @@ class Model:
 
     def _predict(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, FloatArray]:
         log, features = self.log_ns(sizes, sheet)
-        width = np.asarray(self.spread)[np.searchsorted(self.spread_edges, features["ns"])]
+        width = self.near(features["ns"])
         if self.shift is not None:
             log = log + self.shift.at(features, _apart(self.shift.lenders, sizes, sheet, log))
             width = width * self.shift.narrower
-        return np.exp(log), width
+        return np.exp(log), np.hypot(width, self.away * doublings(sizes, self.layers))
+
+    def near(self, log2_ns: FloatArray) -> FloatArray:
+        """Return the half width in layers that were measured."""
+        return np.asarray(self.spread)[np.searchsorted(self.spread_edges, log2_ns)]
 
     def log_ns(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, dict[str, FloatArray]]:
         """Return the logarithm of each row's ns before any shift, and all features."""
@@ -487,6 +497,7 @@ class Model:
             ),
             tuple(record["spread_edges"]),
             tuple(record["spread"]),
+            record.get("away", 0.0),
         )
 
 
@@ -514,6 +525,20 @@ def take(sizes: Sizes, rows: Any) -> dict[str, Any]:
     return {k: v[rows] if np.ndim(v) else v for k, v in sizes.items()}
 
 
+def doublings(sizes: Sizes, layers: Sizes) -> FloatArray:
+    """Return how far each row is from the nearest layer, in doublings of sizes: at most one.
+
+    Examples
+    --------
+    >>> doublings({"k": np.array([1024.0, 1536.0, 8192.0])}, {"k": [1024, 2048]}).round(3).tolist()
+    [0.0, 0.415, 1.0]
+    """
+    if not layers:
+        return np.zeros(1)
+    squares = [np.log2(np.divide.outer(sizes[name], layer)) ** 2 for name, layer in layers.items()]
+    return np.asarray(np.minimum(1.0, np.sqrt(sum(squares).min(axis=-1))))
+
+
 def _point(features: Mapping[str, FloatArray]) -> FloatArray:
     """Return a row's features, in the order of their names."""
     return np.stack([features[name] for name in sorted(features)], 1)
@@ -531,14 +556,16 @@ def shift_model(
     """Return the model moved towards a few measured kernels: the fewer and less like, the less.
 
     The error of a model on another GPU is taken for a Gaussian process: a bias and a slope, the differences
-    to other GPUs' models (`lenders`, of the same table), and a part that like kernels share (`Shift`).
+    to other GPUs' models (`lenders`, of the same table), and a part that like kernels share (`Shift`): as
+    large as the half width near measured layers, to which those of the kernels belong from now on.
     """
     plain = replace(model, shift=None)
     log, features = plain.log_ns(sizes, sheet)
-    apart, prior = _apart(lenders, sizes, sheet, log), float(np.mean(plain.predict(sizes, sheet)[1]))
+    apart, prior = _apart(lenders, sizes, sheet, log), float(np.mean(model.near(features["ns"])))
     r = np.log(ns) - log
     shift = Shift(_point(features), r, prior, tuple(lenders), apart).meet_errors(r)
     says = np.abs(shift.weights @ apart) * np.sqrt((apart**2).mean(axis=0))
     most = np.argsort(-says)[:_LENDERS]
     few = replace(shift, lenders=tuple(lenders[i] for i in most), apart=apart[:, most])
-    return replace(model, shift=few.meet_errors(r))
+    layers = {name: np.append(layer, sizes[name]) for name, layer in model.layers.items()}
+    return replace(model, layers=layers, shift=few.meet_errors(r))

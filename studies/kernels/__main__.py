@@ -9,13 +9,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import typer
 
-from devices.cost.kernel_fits import FOLDER, GENERATIONS, SCHEMA
+from devices.cost.kernel_fits import FOLDER, GENERATIONS, LAYERS, SCHEMA
 from devices.cost.kernel_model import Model
 from devices.presets import device_preset
 from studies.kernels.fitting import alone, as_sure_as
@@ -71,6 +72,7 @@ def record_of(model: Model) -> dict[str, Any]:
     """
     start, free = vars(model.family.start), vars(model.parameters)
     rounded = {name: float(f"{value:.3g}") for name, value in free.items()}
+    away = round(float(model.away), 3)
     return {
         "family": model.family.name,
         "dtype": model.dtype,
@@ -78,6 +80,7 @@ def record_of(model: Model) -> dict[str, Any]:
         "grids": [np.rint(100 * grid.values).astype(int).ravel().tolist() for grid in model.grids],
         "spread_edges": [round(float(edge), 2) for edge in model.spread_edges],
         "spread": [round(float(width), 3) for width in model.spread],
+        **({"away": away} if away else {}),
     }
 
 
@@ -91,6 +94,20 @@ def write(folder: Path, name: str, key: str, model: Model) -> None:
     path.write_text(head + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
 
 
+def common_layers(table: Table) -> dict[str, list[int]]:
+    """Return the layers with which every GPU was measured, a column a size; none if they are many."""
+    of = [rows.layers() for rows in table.rows.values()]
+    common = set.intersection(*({*zip(*each.values(), strict=True)} for each in of))
+    return dict(zip(of[0], np.array(sorted(common), int).T.tolist(), strict=False))
+
+
+def write_layers(path: Path, every: Mapping[str, Mapping[str, list[int]]]) -> None:
+    """Write the layers of all tables, one a line, below what the file says of itself."""
+    head = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    rows = [f"{key}: {json.dumps(columns).replace(chr(34), '')}" for key, columns in sorted(every.items())]
+    path.write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
+
+
 def main(
     what: Literal["fit", "judge"],
     data: Data,
@@ -99,15 +116,20 @@ def main(
 ) -> None:
     """Fit all kernels and write one file per GPU, or judge the fits on rows left out."""
     lines: list[Line] = []
+    every_layer = dict(LAYERS)
     for table in tables(data, names):
         if what == "fit":
             for name, model in fits_of(table).items():
                 write(out or FOLDER, name, f"{table.name} {table.dtype}", model)
+            if layers := common_layers(table):
+                every_layer[f"{table.name} {table.dtype}"] = layers
             print(table.name, table.dtype, flush=True)
             continue
         lines += judge(table)
         if out:
             out.write_text(markdown(lines), encoding="utf-8")
+    if what == "fit" and not out:
+        write_layers(FOLDER.parent / "layers.yaml", every_layer)
     if lines and not out:
         print(markdown(lines), end="")
 

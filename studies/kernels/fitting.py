@@ -14,15 +14,18 @@ from devices.cost.kernel_model import (
     Model,
     Parameters,
     Sheet,
+    doublings,
     grid_correction,
     physics,
     take,
 )
-from sim.base.arrays import FloatArray
+from sim.base.arrays import BoolArray, FloatArray, IntArray
 from studies.kernels.tables import Rows
 
 Part = tuple[Rows, Sheet]
 """Rows of one GPU, and its data sheet."""
+LeftOut = Callable[[BoolArray], tuple[FloatArray, FloatArray]]
+"""Of rows to leave out of a fit: their errors (log), and log2(ns)."""
 
 WIDTH: Final = {
     "fixed_ns": 0.8,
@@ -227,36 +230,52 @@ def fit_pooled(
     return Model(family, dtype, found[0], fit_grids(family, features, target)), features, target
 
 
-def fit_own(family: Family, part: Part, dtype: str, groups: Any = None) -> Model:
-    """Return a fit to rows of one GPU; its spread comes from rows left out.
-
-    Parameters
-    ----------
-    groups : array or None
-        Rows that are left out together, in five folds; None: each alone.
-    """
+def fit_own(family: Family, part: Part, dtype: str) -> Model:
+    """Return a fit to rows of one GPU; its spread comes from rows left out."""
     model, features, target = fit_pooled(family, [part], dtype)
-    of_row = np.arange(len(target)) if groups is None else np.unique(groups, return_inverse=True)[1]
-    if not of_row.any():  # only one group
-        of_row = np.arange(len(target))
-    number = int(of_row.max()) + 1
-    fold = of_row if number <= 5 else np.random.default_rng(1).integers(0, 5, number)[of_row]
-    left_out = np.zeros(len(target))
-    for f in range(5):
-        inside, out = fold != f, fold == f
-        if out.any() and inside.any():
-            grids = fit_grids(family, take(features, inside), target[inside])
-            left_out[out] = target[out] - grid_correction(grids, take(features, out))
-    return spread_by(model, left_out, features["ns"], max(1, min(4, len(target) // 100)))
+
+    def left_out(out: BoolArray) -> tuple[FloatArray, FloatArray]:
+        grids = fit_grids(family, take(features, ~out), target[~out])
+        return target[out] - grid_correction(grids, take(features, out)), features["ns"][out]
+
+    return with_spread(model, part[0], left_out, 5, max(1, min(4, len(target) // 100)))
+
+
+def with_spread(model: Model, rows: Rows, left_out: LeftOut, folds: int, bins: int) -> Model:
+    """Return the model with the half width of its 10-90 % interval: of rows left out and, where layers are
+    few, what whole layers left out add, by the distance from those that are left.
+
+    That distance as it is, its root, or none beyond a doubling contain as many in either half of the tables.
+    """
+    misses, log2_ns, _ = _misses(rows, left_out, np.random.default_rng(1).integers(0, folds, len(rows.ns)))
+    model = spread_by(model, misses, log2_ns, bins)
+    layers, fold = rows.layers(), layer_folds(rows.layer, folds)
+    if not layers or not fold.any():
+        return model
+    misses, log2_ns, far = _misses(rows, left_out, fold)
+    added = np.sqrt(np.maximum(misses**2 - model.near(log2_ns) ** 2, 0))[far > 0] / far[far > 0]
+    return replace(model, away=float(np.quantile(added, 0.8)) if len(added) else 0.0, layers=layers)
+
+
+def layer_folds(layer: Any, folds: int, seed: int = 1) -> IntArray:
+    """Return in which of some folds, of about as many layers, each row is left out with its layer."""
+    of_row = np.unique(layer, return_inverse=True)[1]
+    order = np.random.default_rng(seed).permutation(of_row.max() + 1)
+    return np.asarray(order[of_row] % folds)
+
+
+def _misses(rows: Rows, left_out: LeftOut, fold: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the errors (log) of rows left out, log2(ns), and how far each is from the layers left in."""
+    misses, log2_ns, far = np.zeros((3, len(rows.ns)))
+    for f in np.unique(fold):
+        out = fold == f
+        misses[out], log2_ns[out] = left_out(out)
+        far[out] = doublings(rows.take(out).sizes, rows.take(~out).layers())
+    return misses, log2_ns, far
 
 
 def spread_by(model: Model, misses: FloatArray, log2_ns: FloatArray, bins: int) -> Model:
-    """Return the model with the half width of its 10-90 % interval by size, from errors of rows left out.
-
-    Of 101 tables of whole layers left out, 55 % have 75 to 85 % of their rows inside. With a smooth width of
-    two parts, of the time and of its logarithm, it is 55 %, with one by all features 66 %, and as many are
-    far off.
-    """
+    """Return the model with the half width of its 10-90 % interval by size, from errors of rows left out."""
     edges = np.quantile(log2_ns, np.linspace(0, 1, bins + 1)[1:-1])
     where = np.searchsorted(edges, log2_ns)
     spread = tuple(float(np.quantile(np.abs(misses[where == b]), 0.8)) for b in range(bins))
@@ -267,8 +286,11 @@ def as_sure_as(model: Model, lenders: Iterable[Model]) -> Model:
     """Return a model of other GPUs with the half width of the lenders on their own rows, without the addition
     for another GPU (`Model.wider`).
     """
-    each = [width for lender in lenders for width in lender.spread]
-    return replace(model, spread_edges=(), spread=(float(np.sqrt(np.mean(np.square(each)))),))
+    every = [*lenders]
+    near = np.sqrt(np.mean(np.square([width for one in every for width in one.spread])))
+    away = np.sqrt(np.mean(np.square([one.away for one in every])))
+    first = every[0].layers
+    return replace(model, spread_edges=(), spread=(float(near),), away=float(away), layers=first)
 
 
 def fit_shared(family: Family, parts: Sequence[Part], dtype: str) -> Model:
@@ -285,15 +307,14 @@ def fit_shared(family: Family, parts: Sequence[Part], dtype: str) -> Model:
 
 def fit_measured(family: Family, rows: Rows, sheet: Sheet, dtype: str, folds: int = 3) -> Model:
     """Return a shared fit of one GPU; its spread comes from rows left out."""
+
+    def left_out(out: BoolArray) -> tuple[FloatArray, FloatArray]:
+        inner, left = fit_shared(family, [(rows.take(~out), sheet)], dtype), rows.take(out)
+        misses = np.log(predicted(inner, left, sheet)[0] / left.ns)
+        return misses, inner.base(left.sizes, sheet)[1]["ns"]
+
     model = fit_shared(family, [(rows, sheet)], dtype)
-    fold = np.random.default_rng(1).integers(0, folds, len(rows.ns))
-    misses, log2_ns = np.zeros(len(rows.ns)), np.zeros(len(rows.ns))
-    for f in range(folds):
-        inner = fit_shared(family, [(rows.take(fold != f), sheet)], dtype)
-        left = rows.take(fold == f)
-        misses[fold == f] = np.log(predicted(inner, left, sheet)[0] / left.ns)
-        log2_ns[fold == f] = inner.base(left.sizes, sheet)[1]["ns"]
-    return spread_by(model, misses, log2_ns, 4 if len(rows.ns) > 200 else 1)
+    return with_spread(model, rows, left_out, folds, 4 if len(rows.ns) > 200 else 1)
 
 
 FEW: Final = 3.0

@@ -22,6 +22,7 @@ from studies.kernels.fitting import (
     fit_pooled,
     fit_shared,
     kernel_ns,
+    layer_folds,
     predicted,
     thinned,
 )
@@ -71,11 +72,10 @@ def held(count: int, seed: int = 7) -> BoolArray:
     return np.asarray(np.random.default_rng(seed).random(count) < 0.2)
 
 
-def held_layers(layer: NDArray[Any], seed: int = 7) -> BoolArray:
-    """Return the rows of a fifth of the layers."""
-    names = np.unique(layer)
-    out = np.random.default_rng(seed).permutation(len(names))[: max(1, round(0.2 * len(names)))]
-    return np.isin(layer, names[out])
+def held_layers(rows: Rows) -> list[BoolArray]:
+    """Return the rows of a fifth of the layers, or of each fifth in turn where layers are few."""
+    fold = layer_folds(rows.layer, 5, seed=7)
+    return [fold == f for f in np.unique(fold)[: None if rows.layers() else 1]]
 
 
 def roofline_ns(work: KernelWork, sheet: Sheet) -> FloatArray:
@@ -110,11 +110,11 @@ def local_regression(
     return picked, np.exp(out)
 
 
-def own(table: Table, gpu: str, rows: Rows, groups: Any = None) -> Model:
+def own(table: Table, gpu: str, rows: Rows) -> Model:
     """Return the fit of a measured GPU."""
     if table.lenders is not None:
         return fit_measured(table.family, rows, table.sheet(gpu), table.dtype)
-    return fit_own(table.family_of(gpu), (rows, table.sheet(gpu)), table.dtype, groups)
+    return fit_own(table.family_of(gpu), (rows, table.sheet(gpu)), table.dtype)
 
 
 def _generation(gpu: str) -> str:
@@ -241,8 +241,8 @@ def judge(table: Table) -> Iterator[Line]:
             ns, width = predicted(model, asked, sheet)
             return error(ns, asked.ns), float(np.mean(np.abs(np.log(ns / asked.ns)) <= width))
 
-        fifth, layers = held(len(rows.ns)), held_layers(rows.layer)
-        known = rows.take(~layers)
+        fifth, layers = held(len(rows.ns)), held_layers(rows)
+        by_layer = [score(own(table, gpu, rows.take(~out)), rows.take(out)) for out in layers]
         picked, near = local_regression(rows.take(~fifth), rows.take(fifth), table.logs)
         after = (np.nan, np.nan)
         if other is not None:
@@ -251,7 +251,7 @@ def judge(table: Table) -> Iterator[Line]:
             error(roofline_ns(table.family.work(rows.sizes, sheet, table.dtype), sheet), rows.ns),
             error(near, rows.take(fifth).ns[picked]),
             *score(own(table, gpu, rows.take(~fifth)), rows.take(fifth)),
-            *score(own(table, gpu, known, known.layer), rows.take(layers)),
+            *np.average(by_layer, axis=0, weights=[out.sum() for out in layers]),
             np.nan if other is None else score(other.model, rows)[0],
         )
         yield Line(table.name, gpu, table.dtype, len(rows.ns), errors, after, other)

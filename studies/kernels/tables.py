@@ -44,13 +44,16 @@ PRESETS: Final = {
 """Presets by the names in the files, which have _ or a space."""
 FP32: Final = ("p100-pcie-16", "p4", "t4", "v100-pcie-32", "a100-pcie-40")
 _PRODUCTS: Final = {"fp16": "products_few", "fp8_block": "products_coarse", "nvfp4": "products_coarse"}
+FEW_LAYERS: Final = 22
+"""Up to which the half width of a model depends on how near they are: of more, a layer left out is as near as
+any row."""
 HBM, GDDR = ("v100-pcie-32", "a100-pcie-40"), ("p4", "t4")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Measured kernels of one GPU: sizes, nanoseconds, the least time that measuring can show (0: none), and
-    whether a kernel waits for that time.
+    """Measured kernels of one GPU: sizes, nanoseconds, the least time that measuring can show (0: none),
+    whether a kernel waits for that time, and which sizes are a layer's.
     """
 
     sizes: Sizes
@@ -58,6 +61,13 @@ class Rows:
     layer: Any
     floor_ns: Any = 0.0
     waits: bool = False
+    shape: tuple[str, ...] = ()
+
+    def layers(self) -> Sizes:
+        """Return the sizes of the layers, a column a size of `shape`; none if they are many."""
+        columns = [np.broadcast_to(self.sizes[name], len(self.ns)) for name in self.shape]
+        found = np.unique(columns, axis=1) if columns else np.zeros((0, 0))
+        return dict(zip(self.shape, found, strict=True)) if found.shape[1] <= FEW_LAYERS else {}
 
     def take(self, rows: Any) -> Rows:
         """Return the chosen rows."""
@@ -109,20 +119,30 @@ class Table:
         return self.rows[gpu], self.sheet(gpu)
 
 
-def _rows(d: pd.DataFrame, columns: tuple[str, ...], layer: tuple[str, ...], text: str = "") -> Rows:
+def _rows(
+    d: pd.DataFrame, columns: tuple[str, ...], layer: tuple[str, ...], shape: str, text: str = ""
+) -> Rows:
     sizes: dict[str, Any] = {c: d[c].to_numpy(float) for c in columns if c != text}
     if text in columns:
         sizes[text] = str(d[text].iloc[0])
     key = reduce(lambda a, b: a + "," + b, (d[name].astype(str) for name in layer)).to_numpy()
     floor = d.floor_ns.to_numpy(float) if "floor_ns" in d else 0.0
-    return Rows(sizes, d.us.to_numpy(float) * 1e3, key, floor, "waits" in d)
+    return Rows(
+        sizes,
+        d.us.to_numpy(float) * 1e3,
+        key,
+        floor,
+        "waits" in d,
+        tuple(n for n in shape.split() if n in columns),
+    )
 
 
 def _table(
     name: str, dtype: str, family: str, d: pd.DataFrame, columns: str, layer: str, **more: Any
 ) -> Table:
     names, text = tuple(columns.split()), "direction" if "direction" in columns else ""
-    by_gpu = {g: _rows(each, names, tuple(layer.split()), text) for g, each in d.groupby("gpu")}
+    shape = more.pop("shape", layer)
+    by_gpu = {g: _rows(each, names, tuple(layer.split()), shape, text) for g, each in d.groupby("gpu")}
     found = {str(g): rows for g, rows in by_gpu.items()}
     more.setdefault("logs", tuple(c for c in names if c != text))
     return Table(name, dtype, FAMILIES[family], found, **more)
@@ -275,7 +295,7 @@ def general_tables(data: Path) -> Iterator[Table]:
     shared["lenders"] = _but("a100-sxm-80", "h100-sxm")
     for name, op in ops.items():
         sizes = "rows columns tensors element_flops"
-        yield _table(name, "fp16", "llm_rows", d[d.op == op], sizes, "model", **shared)
+        yield _table(name, "fp16", "llm_rows", d[d.op == op], sizes, "model", shape="columns", **shared)
 
 
 def _convolutions(here: Path) -> Iterator[Table]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from devices.cost import load_fits, shift_model
 from devices.cost.general_kernels import by_bytes, elementwise_work, linear_work
-from devices.cost.kernel_fits import FAMILIES, FOLDER, KernelFits, fits, models_of, read_fits
+from devices.cost.kernel_fits import FAMILIES, FOLDER, LAYERS, KernelFits, fits, models_of, read_fits
 from devices.cost.kernel_model import Family, KernelGrid, KernelWork, Model, Parameters, Sheet, knots, physics
 from devices.cost.language_kernels import (
     MOE_SIZES,
@@ -255,6 +255,35 @@ def test_a_gpu_that_is_like_a_lender_is_met_through_it() -> None:
 
     alone = shift_model(model, few, sheet, ns[:12])
     assert off(shift_model(model, few, sheet, ns[:12], lenders)) < 0.75 * off(alone) < 0.75 * off(model)
+
+
+def test_far_from_measured_layers_a_model_is_less_sure() -> None:
+    """By what is added at a doubling, and no more beyond; a shift takes no note of it, but of new layers."""
+    fits_ = load_fits("h200-sxm")
+    model = replace(fits_.model("gated_delta", "bf16"), spread=(0.3,), spread_edges=(), away=0.4)
+    model = replace(model, layers={"heads": [16, 64]})
+    sizes = {"batch": 1.0, "seq_len": 4096.0, "heads": np.array([16.0, 24, 32, 128, 512])}
+    ns, width = model.predict(sizes, fits_.sheet)
+    assert width == pytest.approx([0.3, np.hypot(0.3, 0.4 * np.log2(1.5)), 0.5, 0.5, 0.5])
+    few = {**sizes, "heads": sizes["heads"][-2:]}
+    moved = shift_model(model, few, fits_.sheet, 1.5 * ns[-2:])
+    assert moved.shift is not None
+    assert moved.shift.prior == pytest.approx(0.3)
+    near = 0.3 * moved.shift.narrower
+    after = [near, np.hypot(near, 0.4 * np.log2(1.5)), np.hypot(near, 0.4), near, near]
+    assert moved.predict(sizes, fits_.sheet)[1] == pytest.approx(after)
+
+
+def test_layers_are_those_that_were_measured() -> None:
+    """Mixtral's experts, 8 of 4096 x 14336, are known in 16 bits; twice as many, twice as wide, are not."""
+    for gpu in ("h100-sxm", "h100-pcie", "b300-sxm"):
+        fits_, sizes = load_fits(gpu), {"tokens": 512.0, "topk": 2.0, "tp": 1.0, "ep": 1.0, "hidden": 4096.0}
+        model = fits_.model("moe", "bf16")
+        experts, intermediate = np.array([8.0, 16.0]), np.array([14336.0, 28672.0])
+        width = model.predict({**sizes, "experts": experts, "intermediate": intermediate}, fits_.sheet)[1]
+        assert width[0] in model.spread
+        assert width[1] > 1.3 * width[0]
+    assert {key for key in LAYERS if not any(key in read_fits(name) for name in fits())} == set()
 
 
 def test_kernels_of_another_data_type_lend_too() -> None:
