@@ -241,6 +241,10 @@ class Device:
         whose, numbers = f"device {self.name!r}", "issue_ns launch_latency_ns gap_ns event_ns cores workers"
         need_whole(self, whose, numbers, optional="memory_bytes")
         need_whole(self, whose, "streams cores_per_op", optional="queue_depth staging_bytes_per_s", least=1)
+        by_kind = self.issue_ns_by_kind
+        costs = by_kind.values() if isinstance(by_kind, Mapping) else [None]
+        if not all(isinstance(ns, int | float | np.integer) and ns >= 0 and ns % 1 == 0 for ns in costs):
+            raise InputError(f"{whose}: issue_ns_by_kind should be a mapping to whole ns, not {by_kind!r}")
         if self.cost is not None and not isinstance(self.cost, CostModel):
             raise InputError(
                 f"{whose}: its cost model, a {type(self.cost).__name__}, should extend "

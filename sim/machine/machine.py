@@ -132,8 +132,10 @@ class Host:
     process: str = ""
 
     def __post_init__(self) -> None:
-        """Raise on a number of threads that is none."""
+        """Raise on a number of threads that is none, and on one name in place of several."""
         need_whole(self, f"host {self.name!r}", "threads", least=1)
+        if not isinstance(self.serves, tuple | list):
+            raise InputError(f"host {self.name!r}: serves should be a tuple of names, not {self.serves!r}")
 
 
 @dataclass(frozen=True)

@@ -385,6 +385,8 @@ def test_a_policy_without_verbs_says_what_it_lacks() -> None:
         (lambda: Device("d", memory_bytes=-5), "device 'd': memory_bytes should be a whole number from 0 on"),
         (lambda: Device("d", streams=1.5), "device 'd': streams should be a whole number from 1 on"),  # type: ignore[arg-type]
         (lambda: Device("d", queue_depth="x"), "device 'd': queue_depth should be a whole number from 1 on"),  # type: ignore[arg-type]
+        (lambda: Device("d", issue_ns_by_kind={"op": 0.5}), "issue_ns_by_kind should be a mapping to"),  # type: ignore[dict-item]
+        (lambda: Host("h", "d0"), "host 'h': serves should be a tuple of names, not 'd0'"),  # type: ignore[arg-type]
         (lambda: Host("h", ("d",), 0), "host 'h': threads should be a whole number from 1 on, not 0"),
         (lambda: Machine(Device("d")), r"devices should be a tuple of Device, not Device\("),  # type: ignore[arg-type]
         (
