@@ -98,7 +98,6 @@ class Layers:
     def __init__(self, step: TrainingStep, wrap: str, experts: int) -> None:
         self.step, self.experts = step, experts
         pattern = pattern_of(wrap)
-        assert pattern is not None
         if step.updates and "F" not in {record.phase for record in step.work}:
             raise GraphError(f"graph {step.records.name!r} does not say which ops are its forward (phase: F)")
         self.weights = set(step.records.parameters())

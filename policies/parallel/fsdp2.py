@@ -111,7 +111,7 @@ class FullyShard(DataParallel):
     ) -> None:
         super().__init__(ranks)
         self.wrap = wrap
-        pattern_of(wrap)
+        pattern_of(wrap or "")
         self.shard = None if shard is None else self.whole("shard", shard)
         if self.ranks.n is not None:
             self.sizes(self.ranks.n)
@@ -186,9 +186,7 @@ class FullyShardHooks(ABC, Generic[H]):
 
     def pre_forward(self, module: str) -> None:
         """Gather a module and wait for it; gather the listed ones before it computes."""
-        self._enter(
-            module, self.modules_ahead(self.of.prefetch["forward"], module, self.names), backward=False
-        )
+        self._enter(module, self.names, "forward")
 
     def leave_forward(self, module: str) -> None:
         """Note that a module has computed."""
@@ -207,8 +205,7 @@ class FullyShardHooks(ABC, Generic[H]):
 
     def pre_backward(self, module: str) -> None:
         """Gather a module unless it has been, wait for it, and gather the next."""
-        ahead = self.modules_ahead(self.of.prefetch["backward"], module, self.post_forward[::-1])
-        self._enter(module, ahead, backward=True)
+        self._enter(module, self.post_forward[::-1], "backward")
 
     def leave_backward(self, module: str, *, reduces: bool = True) -> None:
         """End the backward of a module; reduce its gradients, or keep them for another micro-batch."""
@@ -227,17 +224,17 @@ class FullyShardHooks(ABC, Generic[H]):
         at = order.index(module) + 1
         return order[at : at + given]
 
-    def _enter(self, module: str, ahead: Sequence[str], *, backward: bool) -> None:
+    def _enter(self, module: str, order: list[str], way: _Pass) -> None:
+        """Gather a module, wait for it, and gather those that are due before it computes."""
+        ahead, backward = self.modules_ahead(self.of.prefetch[way], module, order), way == "backward"
         self._unshard(module, backward=backward)
         if module in self.gathered:
-            if self.copied_out is not None and not backward:
-                self.may_gather = [self.copied_out]
-            copied = self.copy_out(module, self.gathered.pop(module))
+            waited = self.copy_out(module, self.gathered.pop(module))
             self.unsharded.add(module)
             if not backward:
-                self.copied_out = copied
-            elif copied is not None:
-                self.may_gather = [copied]
+                waited, self.copied_out = self.copied_out, waited
+            if waited is not None:
+                self.may_gather = [waited]
         for other in ahead:
             self._unshard(other, backward=backward)
 

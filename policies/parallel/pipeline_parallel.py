@@ -344,7 +344,6 @@ class StageCut:
         order = graph.topological_order.tolist()
         stage, begin = np.zeros(len(graph), np.int64), 0
         for number, pattern in enumerate(self.patterns, start=1):
-            assert pattern is not None
             found = (k for k in range(begin + 1, len(order)) if pattern.search(graph.op_names[order[k]]))
             begin = next(found, -1)
             if begin < 0:

@@ -217,8 +217,7 @@ class TensorPlan:
     def _take_listed(self, listed: Mapping[str, str]) -> None:
         """Take the roles that the user lists."""
         for pattern, role in listed.items():
-            compiled = pattern_of(pattern, "split")
-            found = [name for name in self.product if compiled is not None and compiled.search(name)]
+            found = list(filter(pattern_of(pattern, "split").search, self.product))
             with error_path("split", pattern):
                 if not found:
                     raise InputError(f"no product with a weight has a name that matches {pattern}")

@@ -267,7 +267,8 @@ class Modules:
     """
 
     def __init__(self, step: TrainingStep, wrap: str | None, number: int = 0) -> None:
-        self.step, self.pattern, self.number = step, pattern_of(wrap), number
+        self.step, self.number = step, number
+        self.pattern = None if wrap is None else pattern_of(wrap)
         phases = [record.phase for record in step.work]
         if "F" not in phases:
             raise GraphError(f"graph {step.records.name!r} does not say which ops are its forward (phase: F)")
@@ -322,7 +323,7 @@ class Modules:
         return next(made, None) or (self._match(record) if self.pattern else next(read, None))
 
 
-def pattern_of(wrap: str | None, option: str = "wrap") -> re.Pattern[str] | None:
+def pattern_of(wrap: str, option: str = "wrap") -> re.Pattern[str]:
     """Return the compiled regular expression.
 
     Raises
@@ -331,7 +332,7 @@ def pattern_of(wrap: str | None, option: str = "wrap") -> re.Pattern[str] | None
         If it is not valid.
     """
     try:
-        return None if wrap is None else re.compile(wrap)
+        return re.compile(wrap)
     except (re.error, TypeError) as error:
         message = f"must be a regular expression for names of ops; found {wrap}: {error}"
         raise InputError(message, path=(option,)) from None

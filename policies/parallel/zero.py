@@ -107,7 +107,6 @@ class _Summing:
         self.buckets = [[each.name for each in bucket] for bucket in of.buckets(self.batches[0])]
         self.gradients: dict[str, str] = {}
         """Parameter → its gradient so far: of this micro-batch, or the sum of all so far."""
-        self.before: str | None = None
         self.last: str | None = None
         self.wait: str | None = None
 
@@ -129,22 +128,22 @@ class _Summing:
             full = group_pairs((place, bucket) for bucket, place in enumerate(begins[1:]))
         for place, record in enumerate(batch.work):
             self.program.compute(record, after=[self.wait])
-            self.before, self.wait = record.name, None
+            self.wait = None
             for bucket in full.get(place, ()):
-                self.wait, self.last = self.last, self.reduce(bucket, k)
+                self.wait, self.last = self.last, self.reduce(bucket, k, record.name)
         for bucket in range(sum(map(len, full.values())), len(self.buckets)):
-            self.last = self.reduce(bucket, k)
+            self.last = self.reduce(bucket, k, batch.work[-1].name)
         if len(self.batches) > 1:
             self.keep_part(kept, k)
 
-    def reduce(self, bucket: int, k: int) -> str:
-        """Sum a bucket over the ranks."""
+    def reduce(self, bucket: int, k: int, after: str) -> str:
+        """Sum a bucket over the ranks after an op."""
         names = self.buckets[bucket]
         gradients = [self.gradients[each] for each in names]
         sizes = [self.program.records.nbytes(gradient) for gradient in gradients]
         where = {"stream": "reduce" if self.of.overlap else COMPUTE, "communicator": GROUP}
         name = f"micro{k}/reduce{bucket}" if len(self.batches) > 1 else f"reduce{bucket}"
-        name = self.program.add(name, "all_reduce", gradients, sizes, after=[self.before], **where)
+        name = self.program.add(name, "all_reduce", gradients, sizes, after=[after], **where)
         self.gradients |= {each: output_name(name, i) for i, each in enumerate(names)}
         return name
 
@@ -409,7 +408,7 @@ class ZeroThree(DataParallel):
     ) -> None:
         super().__init__(ranks)
         self.wrap = wrap
-        pattern_of(wrap)
+        pattern_of(wrap or "")
         self.reduce_bucket = self.whole("bucket_size", bucket_size)
         self.limits = Limits(
             self.whole("prefetch", prefetch, least=0),

@@ -185,7 +185,7 @@ def evaluate(
     >>> run.makespan, run.bubble
     (33, Fraction(3, 11))
     """
-    each = _one_a_stage(times, schedule.stages, "stage times")
+    each = one_a_stage(times, schedule.stages, "stage times")
     took: dict[Slot | tuple[int, str], int] = {}  # an action's time does not depend on its micro-batch
     starts: list[list[int]] = [[] for _ in schedule.programs]
     ends: list[list[int]] = [[] for _ in schedule.programs]
@@ -245,7 +245,14 @@ def _duration(slot: Slot, times: Sequence[StageTimes]) -> int:
     return sum(times[action.stage].of(action.phase) for action in slot.parts)
 
 
-def _one_a_stage(given: T | Sequence[T], stages: int, what: str) -> Sequence[T]:
+def one_a_stage(given: T | Sequence[T], stages: int, what: str) -> Sequence[T]:
+    """Return one value per stage: the given ones, or one for all.
+
+    Raises
+    ------
+    InputError
+        If there are several, but not one for each stage.
+    """
     each = given if isinstance(given, Sequence) else (given,) * stages
     if len(each) != stages:
         raise InputError(f"{len(each)} {what} for {stages} stages; give one, or one a stage")
@@ -332,7 +339,7 @@ def peak_activations(
     >>> peak_activations(generate("1f1b", ranks=4, micro_batches=8))
     (4, 3, 2, 1)
     """
-    each = _one_a_stage(held, schedule.stages, "activation sizes")
+    each = one_a_stage(held, schedule.stages, "activation sizes")
     actions = Actions(schedule)
     phase, at = actions.phase, actions.stage * schedule.micro_batches + actions.micro_batch
     sizes = np.array([(size.full, size.kept, size.stage_input) for size in each])

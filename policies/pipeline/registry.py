@@ -8,64 +8,17 @@ packages, are entry points of the group ``sim.pipelines``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from inspect import Parameter
 from typing import Any, Final
 
+from policies.option_checks import whole
 from policies.pipeline.custom import custom
 from policies.pipeline.pipeline_schedule import Checkpoint, Schedule, with_recompute
 from sim.base import plugins
 from sim.base.arrays import MOST_BUILT
 from sim.base.errors import InputError, MisfitError, UnknownNameError, UnknownOptionError
 from sim.base.options import arguments, parameters, require_call, spelling
-
-# ----------------------------------------------------------------------------------------------------------
-# Checks of user input: choices, sizes, counts; each error names what is accepted.
-
-
-def require_positive(**sizes: object) -> None:
-    """Raise if a size is not a whole number of at least one, naming the first.
-
-    Raises
-    ------
-    InputError
-        If a size is not an integer, or is below one.
-
-    Examples
-    --------
-    >>> require_positive(ranks=2, micro_batches=8)
-    """
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InputError(f"{name} must be a whole number of at least 1, not {size!r}")
-
-
-def per_stage(name: str, value: int | Sequence[int], stages: int, *, least: int = 0) -> tuple[int, ...]:
-    """Return one whole number per stage: the given ones, or one number for all.
-
-    Raises
-    ------
-    InputError
-        If the number of values is not the number of stages, or one is not an integer of at least `least`.
-
-    Examples
-    --------
-    >>> per_stage("forward", 3, 2)
-    (3, 3)
-    >>> per_stage("forward", [3, 4], 2)
-    (3, 4)
-    """
-    numbers = tuple(value) if isinstance(value, Sequence) else (value,) * stages
-    if len(numbers) != stages:
-        message = f"{name} has {len(numbers)} numbers for {stages} stages"
-        raise InputError(f"{message}; give one number or {stages}")
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise InputError(f"{name} must be whole numbers of at least {least}, not {number!r}")
-    return numbers
-
-
-# ----------------------------------------------------------------------------------------------------------
 
 _GROUP: Final = "sim.pipelines"
 _SIZES = ("ranks", "micro_batches", "chunks")
@@ -205,7 +158,8 @@ def generate(
             raise InputError(f"{message}; the option checkpoint is not for it")
         return custom(ranks, micro_batches, chunks, **taken)
     chunks = default_chunks(name) if chunks is None else chunks
-    require_positive(ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+    for option, size in (("ranks", ranks), ("micro_batches", micro_batches), ("chunks", chunks)):
+        whole(name, option, size)
     slots = (ranks or 1) * (micro_batches or 1) * chunks
     if slots > MOST_SLOTS:
         shown = f"{ranks:,} ranks of {chunks:,} stages with {micro_batches:,} micro-batches"

@@ -9,9 +9,8 @@ from functools import partial
 from itertools import accumulate, count, repeat
 from typing import Literal
 
-from policies.option_checks import one_of
+from policies.option_checks import one_of, whole
 from policies.pipeline.pipeline_schedule import Action, Phase, Schedule, one_pipeline
-from policies.pipeline.registry import per_stage, require_positive
 from sim.base.errors import InputError, MisfitError
 from sim.base.units import format_count
 
@@ -155,7 +154,7 @@ def forward_only(ranks: int, micro_batches: int, *, in_flight: int | None = None
     """
     programs = (actions(rank, "F", range(micro_batches)) for rank in range(ranks))
     if in_flight is not None:
-        require_positive(in_flight=in_flight)
+        whole("forward-only", "in_flight", in_flight)
     meta = {"forward_only": True, "in_flight": in_flight}
     return one_pipeline("forward-only", programs, ranks=ranks, micro_batches=micro_batches, meta=meta)
 
@@ -483,7 +482,8 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
     >>> schedule.meta["weight_versions"]
     (2, 2, 2, 1)
     """
-    counts = (1,) * ranks if replicas is None else per_stage("replicas", replicas, len(replicas), least=1)
+    given = (1,) * ranks if replicas is None else replicas
+    counts = tuple(whole("pipedream", "replicas", count) for count in given)
     if sum(counts) != ranks:
         shown = f"{'+'.join(map(str, counts)) or 'none'} = {sum(counts)}, ranks {ranks}"
         raise InputError(f"pipedream's replicas must add up to the ranks: {shown}")

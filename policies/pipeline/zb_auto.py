@@ -29,11 +29,10 @@ from math import exp
 from random import Random
 from typing import Any, Final, Literal, get_args
 
-from policies.option_checks import one_of
-from policies.pipeline.evaluate import StageActivations, StageTimes, peak_activations
+from policies.option_checks import one_of, whole
+from policies.pipeline.evaluate import StageActivations, StageTimes, one_a_stage, peak_activations
 from policies.pipeline.folded_schedules import v_half, v_min, zb_v
 from policies.pipeline.pipeline_schedule import Programs, Schedule, one_pipeline
-from policies.pipeline.registry import per_stage, require_positive
 from policies.pipeline.straight_schedules import zb_h1, zb_h2
 from policies.pipeline.zb_greedy import greedy_searches
 from policies.pipeline.zb_optimal import (
@@ -126,25 +125,28 @@ def zb_auto(
         raise InputError(f"{message}, not {format_count(chunks, 'chunk')}")
     one_of("zb-auto", "objective", objective, get_args(Objective))
     one_of("zb-auto", "solver", solver, get_args(Solver))
-    require_positive(time_limit=time_limit_ns)
+    whole("zb-auto", "time_limit", time_limit_ns)
+    whole("zb-auto", "transfer", transfer, least=0)
     stages = ranks * chunks
-    (transfer,) = per_stage("transfer", transfer, 1)
+
+    def per_stage(option: str, given: int | Sequence[int], least: int = 0) -> tuple[int, ...]:
+        each = one_a_stage(given, stages, f"numbers of {option}")
+        return tuple(whole("zb-auto", option, number, least=least) for number in each)
+
     if in_flight is not None and limit is not None:
         raise InputError("in_flight and limit both say what a rank may hold; give one of them")
     held = kept if isinstance(kept, Mapping) else {"backward": kept}
     for key in held:
         if key not in ("backward", "weight_grad"):
             raise UnknownNameError("key", key, ("backward", "weight_grad"), path=("kept",))
-    sizes = per_stage("kept", held.get("backward", 1), stages, least=1)
-    in_flight = stages if in_flight is None else in_flight
-    require_positive(in_flight=in_flight)
-    limit = in_flight * max(sizes) if limit is None else limit
-    require_positive(limit=limit)
-    left = per_stage("kept", held.get("weight_grad", sizes), stages)
+    sizes = per_stage("kept", held.get("backward", 1), least=1)
+    in_flight = whole("zb-auto", "in_flight", stages if in_flight is None else in_flight)
+    limit = whole("zb-auto", "limit", in_flight * max(sizes) if limit is None else limit)
+    left = per_stage("kept", held.get("weight_grad", sizes))
     if any(part > size for part, size in zip(left, sizes, strict=True)):
         raise InputError("what W reads is a part of what is kept and cannot exceed it")
     phases = {"forward": forward, "input_grad": input_grad, "weight_grad": weight_grad}
-    times = [per_stage(name, given, stages) for name, given in phases.items()]
+    times = [per_stage(name, given) for name, given in phases.items()]
     problem = ZeroBubbleProblem(
         ranks=ranks,
         chunks=chunks,

@@ -25,8 +25,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from devices.collectives.groups import Fabric
+from policies.option_checks import whole
 from policies.pipeline.pipeline_schedule import Schedule, without_backward_dependency
-from policies.pipeline.registry import MOST_SLOTS, default_chunks, generate, options, require_positive
+from policies.pipeline.registry import MOST_SLOTS, default_chunks, generate, options
 from scenarios.builders.pipeline_graph import crossings, pipeline_graph, plain_machine
 from scenarios.builders.pipeline_stage import Around, check_schedule, search_options
 from scenarios.file.document import Document, Loc
@@ -75,7 +76,7 @@ class Pipeline(Workload):
                 says = f"the workload says it (workload.pipeline.{size})"
                 raise InputError(f"{policy.name} takes no {size}: {says}")
         if given.get("chunks") is not None:
-            require_positive(chunks=given["chunks"])
+            whole(str(policy.name), "chunks", given["chunks"])
         check_schedule(str(policy.name), given, "chunks")
 
     def default_machine(self) -> Mapping[str, Any]:

@@ -223,8 +223,8 @@ def test_what_does_not_fit_is_refused() -> None:
     ("wrong", "said"),
     [
         ({"chunks": 3}, "chunks 1.* and the V"),
-        ({"forward": [1, 2, 3]}, "forward has 3 numbers for 2 stages"),
-        ({"weight_grad": -1}, "weight_grad must be whole numbers of at least 0"),
+        ({"forward": [1, 2, 3]}, "3 numbers of forward for 2 stages"),
+        ({"weight_grad": -1}, "weight_grad must be a whole number of at least 0"),
         ({"forward": 1.5}, "forward: should be a whole number or a list"),
         ({"kept": {"weight_grad": 2}}, "cannot exceed"),
         ({"kept": {"weights": 2}}, "kept: unknown key 'weights'; did you mean 'weight_grad'"),
