@@ -143,14 +143,10 @@ class Tokens(ABC):
         inputs = list(update.inputs)
         for k, (tensor, distance) in enumerate(inputs):
             if tensor in self.on_tokens:
-                name, nbytes = self.records.free(f"{update.name}/pad"), self.old.nbytes(tensor)
-                padded = replace(
-                    update, name=name, kind="pad", inputs=[(tensor, 0)], outputs=(nbytes,), flops=0
-                )
-                padded.bytes_read, padded.bytes_written = self.nbytes(tensor), nbytes
-                padded.attributes = {"stream": COMPUTE}
-                self.records.make(padded)
-                inputs[k] = (name, distance)
+                name, outputs = self.records.free(f"{update.name}/pad"), [self.old.nbytes(tensor)]
+                pad = update.like(name, "pad", [tensor], outputs, bytes_read=self.nbytes(tensor))
+                pad.attributes = {"stream": COMPUTE}
+                inputs[k] = (self.records.make(pad).name, distance)
         return inputs
 
     def _note(self, tensor: str, nbytes: int, record: OpEntry) -> None:

@@ -98,7 +98,6 @@ def from_programs(programs: Programs, *, replicas: bool = False) -> Schedule:
         found = ((stages, "stage"), (micro_batches, "micro-batch"), (len(actions), "action"))
         numbers = ", ".join(format_count(n, what) for n, what in found)
         raise InputError(f"the custom order has, by its largest numbers, {numbers}")
-    ranks = len(programs)
     home: dict[tuple[int, int], int] = {}
     first: dict[int, tuple[int, Action]] = {}
     for rank, a in actions:
@@ -114,16 +113,7 @@ def from_programs(programs: Programs, *, replicas: bool = False) -> Schedule:
     ]
     placements = tuple(dict.fromkeys(columns))
     number = {placement: i for i, placement in enumerate(placements)}
-    return Schedule(
-        name="custom",
-        ranks=ranks,
-        stages=stages,
-        chunks=max(1, max(placements[0].count(rank) for rank in range(ranks))),
-        micro_batches=micro_batches,
-        programs=programs,
-        placements=placements,
-        replica_of=tuple(number[column] for column in columns),
-    )
+    return Schedule("custom", programs, placements, tuple(number[column] for column in columns))
 
 
 # ----------------------------------------------------------------------------------------------------------

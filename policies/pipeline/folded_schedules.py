@@ -14,7 +14,8 @@ from policies.pipeline.pipeline_schedule import (
     SlotProgram,
     StageLane,
     bidirectional,
-    v_pipeline,
+    one_pipeline,
+    vee,
 )
 from policies.pipeline.zb_greedy import action_of_leg, input_of_leg
 from sim.base.errors import MisfitError
@@ -75,7 +76,7 @@ def zb_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """
     require_two_chunks("zb-v", chunks)
     programs = (_program(ranks, rank, micro_batches) for rank in range(ranks))
-    return v_pipeline("zb-v", programs, ranks=ranks, micro_batches=micro_batches)
+    return one_pipeline("zb-v", programs, micro_batches, vee(ranks))
 
 
 def _program(ranks: int, rank: int, micro_batches: int) -> list[Slot]:
@@ -185,7 +186,7 @@ def _best(name: str, ranks: int, micro_batches: int, blocks: list[_Block]) -> Sc
 
     def write(early: bool, count: int) -> Schedule:
         programs = _Writer(blocks, count, limit, early).programs()
-        return v_pipeline(name, programs, ranks=ranks, micro_batches=count)
+        return one_pipeline(name, programs, count, vee(ranks))
 
     def longest_span(early: bool) -> int:
         return max(evaluate(write(early, min(micro_batches, 2 * ranks)), UNIT_TIMES).spans)
@@ -354,7 +355,7 @@ def chimera(ranks: int, micro_batches: int) -> Schedule:
                 own.append((start + stage, Action(stage, "F", k)))
                 own.append((start + 2 * ranks - 1 - stage, Action(stage, "B", k)))
     programs = ([action for _, action in sorted(own)] for own in ticks)
-    return bidirectional("chimera", programs, ranks=ranks, micro_batches=micro_batches, replica_of=replica_of)
+    return bidirectional("chimera", programs, replica_of)
 
 
 def dualpipe(ranks: int, micro_batches: int) -> Schedule:
@@ -409,7 +410,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
             lanes = lanes[1], lanes[0]
         programs.append(_steps(*lanes, ranks // 2, min(rank, ranks - 1 - rank), half))
     ways = (0,) * half + (1,) * half
-    return bidirectional("dualpipe", programs, ranks=ranks, micro_batches=micro_batches, replica_of=ways)
+    return bidirectional("dualpipe", programs, ways)
 
 
 def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
@@ -444,7 +445,7 @@ def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
     programs = (
         _steps(StageLane(r), StageLane(2 * ranks - 1 - r), ranks, r, micro_batches) for r in range(ranks)
     )
-    return v_pipeline("dualpipe-v", programs, ranks=ranks, micro_batches=micro_batches)
+    return one_pipeline("dualpipe-v", programs, micro_batches, vee(ranks))
 
 
 def _steps(lane0: StageLane, lane1: StageLane, ranks: int, rank: int, count: int) -> list[Slot]:

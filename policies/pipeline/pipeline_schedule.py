@@ -191,8 +191,6 @@ class Schedule:
     ----------
     name : str
         Family of the schedule, such as ``"1f1b"``.
-    ranks, stages, chunks, micro_batches : int
-        Sizes; ``chunks`` is the number of stages that a rank holds of one placement.
     programs : tuple of tuple of Slot
         One program per rank: its slots in running order.
     placements : tuple of Placement
@@ -211,14 +209,30 @@ class Schedule:
     """
 
     name: str
-    ranks: int
-    stages: int
-    chunks: int
-    micro_batches: int
     programs: Programs
     placements: tuple[Placement, ...]
     replica_of: tuple[int, ...]
     meta: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.programs)
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.stage_to_rank)
+
+    @property
+    def chunks(self) -> int:
+        """Number of stages that a rank holds of one placement."""
+        return max(Counter(self.stage_to_rank).values())
+
+    @property
+    def micro_batches(self) -> int:
+        """Number of micro-batches."""
+        return len(self.replica_of)
 
     @property
     def forward_only(self) -> bool:
@@ -268,49 +282,25 @@ def vee(ranks: int) -> Placement:
 
 
 def one_pipeline(
-    name: str,
-    programs: Iterable[Iterable[Slot]],
-    *,
-    ranks: int,
-    micro_batches: int,
-    chunks: int = 1,
-    placement: Placement | None = None,
-    meta: Mapping[str, Any] | None = None,
+    name: str, programs: Iterable[Iterable[Slot]], micro_batches: int, placement: Placement, **meta: Any
 ) -> Schedule:
-    """Return a schedule with each stage on one rank, by default in a `loop`."""
-    return Schedule(
-        name=name,
-        ranks=ranks,
-        stages=ranks * chunks,
-        chunks=chunks,
-        micro_batches=micro_batches,
-        programs=tuple(map(tuple, programs)),
-        placements=(placement or loop(ranks, chunks),),
-        replica_of=(0,) * micro_batches,
-        meta=dict(meta or {}),
-    )
+    """Return a schedule with each stage on one rank.
+
+    >>> one_pipeline("empty", [[], []], 3, loop(2)).replica_of
+    (0, 0, 0)
+    """
+    return Schedule(name, tuple(map(tuple, programs)), (placement,), (0,) * micro_batches, meta)
 
 
-def v_pipeline(name: str, programs: Iterable[Iterable[Slot]], *, ranks: int, **more: Any) -> Schedule:
-    """Return a schedule of one pipeline that goes down the ranks and up again, two stages per rank."""
-    return one_pipeline(name, programs, ranks=ranks, chunks=2, placement=vee(ranks), **more)
-
-
-def bidirectional(
-    name: str,
-    programs: Iterable[Iterable[Slot]],
-    *,
-    ranks: int,
-    micro_batches: int,
-    replica_of: Iterable[int],
-) -> Schedule:
+def bidirectional(name: str, programs: Iterable[Iterable[Slot]], replica_of: Iterable[int]) -> Schedule:
     """Return a schedule of two pipelines with one stage per rank: from rank 0 down, from the last rank up.
 
-    >>> bidirectional("empty", [[], []], ranks=2, micro_batches=1, replica_of=[1]).placements
+    >>> bidirectional("empty", [[], []], [1]).placements
     ((0, 1), (1, 0))
     """
-    down = one_pipeline(name, programs, ranks=ranks, micro_batches=micro_batches)
-    return replace(down, placements=(loop(ranks), loop(ranks)[::-1]), replica_of=tuple(replica_of))
+    rows = tuple(map(tuple, programs))
+    down = loop(len(rows))
+    return Schedule(name, rows, (down, down[::-1]), tuple(replica_of))
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from itertools import accumulate, count, repeat
 from typing import Literal
 
 from policies.option_checks import one_of, whole
-from policies.pipeline.pipeline_schedule import Action, Phase, Schedule, one_pipeline
+from policies.pipeline.pipeline_schedule import Action, Phase, Schedule, loop, one_pipeline
 from sim.base.errors import InputError, MisfitError
 from sim.base.units import format_count
 
@@ -56,7 +56,7 @@ def gpipe(ranks: int, micro_batches: int, *, order: Literal["lifo", "fifo"] = "l
     way = -1 if one_of("gpipe", "order", order, ("lifo", "fifo")) == "lifo" else 1
     ks = range(micro_batches)
     programs = (actions(rank, "F", ks) + actions(rank, "B", ks[::way]) for rank in range(ranks))
-    return one_pipeline("gpipe", programs, ranks=ranks, micro_batches=micro_batches)
+    return one_pipeline("gpipe", programs, micro_batches, loop(ranks))
 
 
 def clock_cycles(micro_batches: int, stages: int) -> Iterator[list[tuple[int, int]]]:
@@ -156,7 +156,7 @@ def forward_only(ranks: int, micro_batches: int, *, in_flight: int | None = None
     if in_flight is not None:
         whole("forward-only", "in_flight", in_flight)
     meta = {"forward_only": True, "in_flight": in_flight}
-    return one_pipeline("forward-only", programs, ranks=ranks, micro_batches=micro_batches, meta=meta)
+    return one_pipeline("forward-only", programs, micro_batches, loop(ranks), **meta)
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
@@ -198,7 +198,7 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
         )
     ks = range(micro_batches)
     programs = (alternate(actions(r, "F", ks), actions(r, "B", ks), ranks - 1 - r) for r in range(ranks))
-    return one_pipeline("1f1b", programs, ranks=ranks, micro_batches=micro_batches)
+    return one_pipeline("1f1b", programs, micro_batches, loop(ranks))
 
 
 def zb_h1(ranks: int, micro_batches: int) -> Schedule:
@@ -256,7 +256,7 @@ def _handwritten(name: str, ranks: int, micro_batches: int, depth: int) -> Sched
         alternate(actions(r, "F", ks), actions(r, "I", ks), depth * (ranks - 1 - r), behind=depth * r)
         for r in range(ranks)
     )
-    return one_pipeline(name, programs, ranks=ranks, micro_batches=micro_batches)
+    return one_pipeline(name, programs, micro_batches, loop(ranks))
 
 
 def looped_bfs(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
@@ -288,7 +288,7 @@ def looped_bfs(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
         forwards = [action for stage in stages for action in actions(stage, "F", ks)]
         backwards = [action for stage in stages[::-1] for action in actions(stage, "B", ks[::-1])]
         programs.append(forwards + backwards)
-    return one_pipeline("looped-bfs", programs, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+    return one_pipeline("looped-bfs", programs, micro_batches, loop(ranks, chunks))
 
 
 def round_size(name: str, ranks: int, micro_batches: int) -> int:
@@ -395,7 +395,7 @@ def interleave(
         backwards = rounds_of(backward, rank, ranks, chunks, micro_batches, size)
         warm_up = (chunks - 1) * size + ahead * (ranks - 1 - rank)
         programs.append(alternate(forwards, backwards, warm_up, behind=rank))
-    return one_pipeline(name, programs, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+    return one_pipeline(name, programs, micro_batches, loop(ranks, chunks))
 
 
 def interleaved_zb(ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
@@ -496,13 +496,11 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
             programs.append(alternate(actions(stage, "F", ks), actions(stage, "B", ks), warm_up))
             warm_ups.append(warm_up)
     turns = math.lcm(*counts)
-    schedule = replace(
-        one_pipeline("pipedream", programs, ranks=ranks, micro_batches=micro_batches),
-        stages=len(counts),
-        placements=tuple(
-            tuple(first[s] + turn % count for s, count in enumerate(counts)) for turn in range(turns)
-        ),
-        replica_of=tuple(k % turns for k in range(micro_batches)),
+    schedule = Schedule(
+        "pipedream",
+        tuple(map(tuple, programs)),
+        tuple(tuple(first[s] + turn % count for s, count in enumerate(counts)) for turn in range(turns)),
+        tuple(k % turns for k in range(micro_batches)),
     )
     meta = {
         "asynchronous": True,

@@ -207,14 +207,7 @@ def _fixed_that_fit(problem: ZeroBubbleProblem) -> Iterator[Schedule]:
 
 
 def _schedule(problem: ZeroBubbleProblem, programs: Programs) -> Schedule:
-    return one_pipeline(
-        "zb-auto",
-        programs,
-        ranks=problem.ranks,
-        micro_batches=problem.micro_batches,
-        chunks=problem.chunks,
-        placement=problem.placement,
-    )
+    return one_pipeline("zb-auto", programs, problem.micro_batches, problem.placement)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -94,12 +94,9 @@ class Prune:
             raise GraphError(f"graph {graph.name!r}: everything that is fetched is fed, nothing left to run")
         records.ops = {name: record for name, record in records.ops.items() if name in keep}
         args, retvals = list[OpEntry](), list[OpEntry]()
-        if self.explicit:
-            for index, name in enumerate(dict.fromkeys(fetches)):
-                retvals.append(
-                    self._node(f"retval/{name}", "retval", [(fed.get(name, name), 0)], index=index)
-                )
-        used = {tensor for record in (*records.ops.values(), *retvals) for tensor, _ in record.inputs}
+        for index, name in enumerate(dict.fromkeys(fetches if self.explicit else ())):
+            retvals.append(self._node(f"retval/{name}", "retval", [(fed.get(name, name), 0)], index=index))
+        used = {tensor for record in (*records.ops.values(), *retvals) for tensor in record.reads}
         if self.explicit:
             for index, feed in enumerate(fed.values()):
                 given = records.externals.pop(feed)

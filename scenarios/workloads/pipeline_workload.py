@@ -35,7 +35,7 @@ from scenarios.workloads.pipeline_fields import PipelineFields
 from scenarios.workloads.pipeline_report import PipelineOnDevices
 from scenarios.workloads.pipeline_stages import StageMaker, Stages
 from scenarios.workloads.workload import Work, Workload
-from sim.base.errors import InputError, ScenarioError, UnknownNameError
+from sim.base.errors import InputError
 from sim.base.units import format_count, round_half_up
 from sim.graph.graph import Graph
 from sim.job.transfers import Travel
@@ -107,16 +107,8 @@ class Pipeline(Workload):
         StuckError
             A custom order deadlocks.
         """
-        try:
+        with self.placing_errors(document, policy, loc):
             return _work(StageMaker(self.pipeline, document, machine), policy)
-        except ScenarioError:
-            raise
-        except InputError as error:
-            if error.path or isinstance(error, UnknownNameError):  # an option of the schedule
-                raise document.wrong(error, loc) from error
-            # Which, where several are compared
-            of = "" if str(policy.name) in str(error) else f"{policy.name}: "
-            raise document.error(self.place, f"{of}{error}") from error
 
 
 def _work(make: StageMaker, policy: PolicyFields) -> Work:

@@ -347,14 +347,9 @@ class Train(Workload):
             message = "a training runs on what its calibration describes, and takes no machine"
             raise document.error(("machine",), message)
         training = replace(training_of(self.train, document), policy=policy.name, options=policy.options)
-        try:
+        with self.placing_errors(document, policy, loc):
             schedule = training.schedule
             graph, devices = step_graph(training, schedule)
-        except InputError as error:
-            if error.path or isinstance(error, UnknownNameError):
-                raise document.wrong(error, loc) from error
-            raise document.error(_HERE, str(error)) from error
-
         names = [device.name for device in devices.devices]
 
         def report(trace: Trace) -> dict[str, Any]:

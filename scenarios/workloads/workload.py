@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from devices.describe.quantities import Strict
 from scenarios.file.document import Document, Loc
 from sim.base import plugins
-from sim.base.errors import InputError, SimError, UnknownNameError
+from sim.base.errors import InputError, ScenarioError, SimError, UnknownNameError
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 
@@ -83,6 +84,20 @@ class Workload(Strict):
     def place(self) -> Loc:
         """Path in a scenario of a kind that has one key."""
         return ("workload", next(iter(type(self).model_fields)))
+
+    @contextmanager
+    def placing_errors(self, document: Document, policy: PolicyFields, loc: Loc) -> Iterator[None]:
+        """Give errors raised inside their place: the policy at `loc`, or the workload's only key."""
+        try:
+            yield
+        except ScenarioError:
+            raise
+        except InputError as error:
+            if error.path or isinstance(error, UnknownNameError):  # an option of the policy
+                raise document.wrong(error, loc) from error
+            # Which, where several are compared
+            of = "" if str(policy.name) in str(error) else f"{policy.name}: "
+            raise document.error(self.place, f"{of}{error}") from error
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if a policy of the group `deciders` has an unknown option.

@@ -279,9 +279,7 @@ def test_the_optimum_is_that_of_trying_all_orders(
     stages = [StageTimes(f, None, i, w) for f, i, w in times[: 2 * chunks]]
     best = None
     for pair in itertools.product(*ORDERS[chunks]):
-        schedule = one_pipeline(
-            "tried", pair, ranks=2, micro_batches=3 - chunks, chunks=chunks, placement=PLACES[chunks]
-        )
+        schedule = one_pipeline("tried", pair, 3 - chunks, PLACES[chunks])
         if max(peak_activations(schedule, StageActivations(2, left))) <= limit:
             try:
                 run = evaluate(schedule, stages, transfer=c)
