@@ -296,8 +296,6 @@ class UserOrder:
     """
 
     def __init__(self, ops: Sequence[str]) -> None:
-        if isinstance(ops, str) or not all(isinstance(name, str) for name in ops):
-            raise InputError(f"program: ops must be a list of op names, found {ops!r}", path=("ops",))
         self.ops = list(ops)
 
     def order(self, job: Job) -> Sequence[int]:

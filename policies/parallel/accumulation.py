@@ -191,11 +191,9 @@ def micro_batches(step: TrainingStep, *, added_up: bool = False) -> list[Trainin
     for k in range(n):
         part = copy(step)
         part.__dict__.pop("ready_at", None)
-        part.work = [
-            record
-            for record in step.work
-            if (record.micro_batch or 0) == k and (added_up or record.name not in sums)
-        ]
+        part.work = [record for record in step.work if (record.micro_batch or 0) == k]
+        if not added_up:
+            part.work = [record for record in part.work if record.name not in sums]
         part.parameters = [replace(each, gradient=gradients[k][each.name]) for each in step.parameters]
         found.append(part)
     return found

@@ -183,15 +183,11 @@ class Tokens(ABC):
                 attributes[key] = -(-attributes[key] // self.c)
         if "nbytes" in attributes:
             attributes["nbytes"] = proportion(attributes["nbytes"], *read_)
-        self.records.make(
-            replace(
-                record.part(Fraction(1, self.c)),
-                outputs=outputs,
-                bytes_read=proportion(record.bytes_read, *read_),
-                bytes_written=proportion(record.bytes_written, sum(outputs), sum(record.outputs)),
-                attributes=attributes,
-            )
-        )
+        part = record.part(Fraction(1, self.c))
+        part.outputs, part.attributes = outputs, attributes
+        part.bytes_read = proportion(record.bytes_read, *read_)
+        part.bytes_written = proportion(record.bytes_written, sum(outputs), sum(record.outputs))
+        self.records.make(part)
 
     # -- attention ------------------------------------------------------------------------------
 
@@ -229,18 +225,11 @@ class Tokens(ABC):
         """Write a part of an attention; only with a shape can a table of measurements find it."""
         self.last, inputs = name, list(dict.fromkeys(reads))
         kept = {key: value for key, value in of.attributes.items() if key not in SHAPE}
-        self.records.make(
-            replace(
-                of.part(part),
-                name=name,
-                inputs=[(tensor, 0) for tensor in inputs],
-                outputs=tuple(outputs),
-                bytes_read=sum(map(self.records.nbytes, inputs)),
-                bytes_written=sum(outputs),
-                attributes={**kept, **shape, "stream": COMPUTE},
-            )
-        )
-        return name
+        made = of.part(part)
+        made.name, made.inputs, made.outputs = name, [(tensor, 0) for tensor in inputs], tuple(outputs)
+        made.bytes_read, made.bytes_written = sum(map(self.records.nbytes, inputs)), sum(outputs)
+        made.attributes = {**kept, **shape, "stream": COMPUTE}
+        return self.records.make(made).name
 
     def join(self, of: OpEntry, reads: Sequence[str]) -> None:
         """Write an op under the name of `of` whose outputs are adjacent parts."""
@@ -375,17 +364,17 @@ class Ring(Tokens):
         self, of: OpEntry, k: int, way: int, reads: Sequence[str], outputs: Sequence[int], after: str
     ) -> str:
         """Send to one neighbour and receive from the other after an op; return the received tensor."""
-        sent = list(dict.fromkeys(reads))
-        own = [maker.name for maker in self.records.makers((tensor, 0) for tensor in sent)]
-        waits = list(dict.fromkeys([*own, after] if after else own))
-        nbytes, names = sum(outputs), (f"{of.name}/send{k}", f"{of.name}/recv{k}")
-        facts: dict[str, Any] = {"group": f"{of.name}/{k}"}
-        for name, peer, read_, made in zip(names, (way, -way), (sent, []), ((), outputs), strict=True):
-            kind = "recv" if peer == -way else "send"
-            facts |= {"peer": str((self.rank + peer) % self.c), "stream": f"{GROUP} {kind}"}
-            facts["after"] = [one for one in waits if kind == "recv" or one not in own]
-            self.collective(of, name, kind, read_, nbytes, made, **facts)
-        return names[1]
+        sent, nbytes, group = list(dict.fromkeys(reads)), sum(outputs), f"{of.name}/{k}"
+        own = list(dict.fromkeys(maker.name for maker in self.records.makers((t, 0) for t in sent)))
+        waits = [after] if after and after not in own else []
+        for kind, peer, read_, made, first in (
+            ("send", way, sent, (), waits),
+            ("recv", -way, [], outputs, [*own, *waits]),
+        ):
+            where: dict[str, Any] = {"group": group, "peer": str((self.rank + peer) % self.c), "after": first}
+            where["stream"] = f"{GROUP} {kind}"
+            received = self.collective(of, f"{of.name}/{kind}{k}", kind, read_, nbytes, made, **where)
+        return received
 
     def forward(self, a: OpEntry) -> None:
         """Write each block after the exchange for the next one, which waits for the block before last."""

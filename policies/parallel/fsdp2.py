@@ -37,15 +37,7 @@ from typing import Final, Generic, Literal, TypeVar
 
 from policies.parallel.accumulation import are_in_turn, micro_batches
 from policies.parallel.rank_grid import REPLICAS, REPLICATE, DataParallel
-from policies.parallel.training_step import (
-    ROOT,
-    HostProgram,
-    Module,
-    Modules,
-    TrainingStep,
-    pattern_of,
-    shard_nbytes,
-)
+from policies.parallel.training_step import ROOT, HostProgram, Module, Modules, TrainingStep, shard_nbytes
 from policies.rewrite.records import Edge, OpEntry
 from sim import Graph
 from sim.base.errors import InputError, UnknownNameError
@@ -111,7 +103,6 @@ class FullyShard(DataParallel):
     ) -> None:
         super().__init__(ranks)
         self.wrap = wrap
-        pattern_of(wrap or "")
         self.shard = None if shard is None else self.whole("shard", shard)
         if self.ranks.n is not None:
             self.sizes(self.ranks.n)

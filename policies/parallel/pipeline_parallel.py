@@ -264,14 +264,10 @@ class _Rank:
             moved = {**self.finished, **here}
             inputs = [(moved.get(t, t), d) for t, d in update.inputs if self._resolve(t) not in gone]
             self.records.externals |= {t: self.old.externals[t] for t, _ in inputs if t in self.old.externals}
-            self.records.make(
-                replace(
-                    update.scale(part),
-                    inputs=inputs,
-                    after=[(name, d) for name, d in update.after if d],
-                    attributes={**update.attributes, "stream": COMPUTE},
-                )
-            )
+            made = update.scale(part)
+            made.inputs, made.after = inputs, [(name, d) for name, d in update.after if d]
+            made.attributes = {**update.attributes, "stream": COMPUTE}
+            self.records.make(made)
         kept = self.records.ops
         for record in kept.values():
             record.after = [(name, d) for name, d in record.after if name in kept]

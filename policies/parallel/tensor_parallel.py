@@ -208,7 +208,9 @@ class RankWriter:
             own = self.gradient_of[record.name] in self.plan.split
             self.write(record, whole, SPLIT if own else WHOLE)
         elif SPLIT in states:
-            self._split(record, tensors)
+            if record.kind in LOSSES:
+                self._loss(record, tensors[0])
+            self.write(record, {tensor: WHOLE for tensor in tensors if self.of(tensor) != SPLIT}, SPLIT)
         elif states == {PART} and record.kind in LINEAR:
             self.write(record, {}, PART, share=False)
         elif SEQUENCE in states or (PART in states and self.sequence):
@@ -237,13 +239,6 @@ class RankWriter:
             self.write(record, {}, PART)
         else:
             self.write(record, {data: WHOLE}, SPLIT)
-
-    def _split(self, record: OpEntry, tensors: Sequence[str]) -> None:
-        """Write an op with split outputs; inputs that are not split must be whole."""
-        needs = {tensor: WHOLE for tensor in tensors if self.of(tensor) != SPLIT}
-        if record.kind in LOSSES:
-            self._loss(record, tensors[0])
-        self.write(record, needs, SPLIT)
 
     def _sum_parts(self, record: OpEntry) -> None:
         """Add up parts before summing over ranks, if an op adds them to tensors that are not parts."""

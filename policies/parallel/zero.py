@@ -17,7 +17,6 @@ from policies.parallel.training_step import (
     Modules,
     Parameter,
     TrainingStep,
-    pattern_of,
     shard_nbytes,
 )
 from policies.rewrite.records import Edge
@@ -408,7 +407,6 @@ class ZeroThree(DataParallel):
     ) -> None:
         super().__init__(ranks)
         self.wrap = wrap
-        pattern_of(wrap or "")
         self.reduce_bucket = self.whole("bucket_size", bucket_size)
         self.limits = Limits(
             self.whole("prefetch", prefetch, least=0),

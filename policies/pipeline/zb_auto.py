@@ -46,7 +46,7 @@ from policies.pipeline.zb_optimal import (
     least_cost,
     optimal_programs,
 )
-from sim.base.errors import InfeasibleError, InputError, UnknownNameError
+from sim.base.errors import InfeasibleError, InputError
 from sim.base.units import NS_PER_S, format_count
 
 Solver = Literal["best", "greedy", "cp-sat"]
@@ -63,7 +63,7 @@ def zb_auto(
     transfer: int = 0,
     in_flight: int | None = None,
     limit: int | None = None,
-    kept: int | Sequence[int] | Mapping[str, int | Sequence[int]] = 1,
+    kept: int | Sequence[int] | Mapping[Literal["backward", "weight_grad"], int | Sequence[int]] = 1,
     objective: Objective = "span",
     solver: Solver = "best",
     time_limit_ns: int = 60 * NS_PER_S,
@@ -136,9 +136,6 @@ def zb_auto(
     if in_flight is not None and limit is not None:
         raise InputError("in_flight and limit both say what a rank may hold; give one of them")
     held = kept if isinstance(kept, Mapping) else {"backward": kept}
-    for key in held:
-        if key not in ("backward", "weight_grad"):
-            raise UnknownNameError("key", key, ("backward", "weight_grad"), path=("kept",))
     sizes = per_stage("kept", held.get("backward", 1), least=1)
     in_flight = whole("zb-auto", "in_flight", stages if in_flight is None else in_flight)
     limit = whole("zb-auto", "limit", in_flight * max(sizes) if limit is None else limit)

@@ -188,12 +188,8 @@ class _Search:
         device = rng.choice([d for d in problem.devices_of[first] if d != now[first]])
         size = 1 << rng.randrange(max(1, len(self.movable).bit_length()))
         placement = list(now)
-        ops = [
-            op
-            for group in self._piece(now, first, size)
-            if device in problem.devices_of[group]
-            for op in self.members[group]
-        ]
+        groups = (group for group in self._piece(now, first, size) if device in problem.devices_of[group])
+        ops = [op for group in groups for op in self.members[group]]
         for op in ops:
             placement[op] = device
         return f"{len(ops)} ops to {problem.machine.devices[device].name}", placement

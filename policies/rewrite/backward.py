@@ -187,11 +187,7 @@ class Backward:
     def through(self, op: OpEntry) -> None:
         """Build the gradients of the inputs of `op`, if its output has one."""
         dy = [grad for grad in map(self.gradient, op.tensors) if grad is not None]
-        wanted = [
-            (k, tensor)
-            for k, (tensor, distance) in differentiable(op)
-            if tensor in self.active and not distance
-        ]
+        wanted = [(k, t) for k, (t, distance) in differentiable(op) if t in self.active and not distance]
         if not dy or not wanted or op.kind in CUT:
             return
         table = op.kind == "gather" and wanted[0][0] == 0 and len(op.inputs) > 1

@@ -150,11 +150,8 @@ class ConstantFolding:
                 _make_constant(record, records)
         _fold_products(records)
         was_read = {graph.op_names[op] for op in graph.edges.producer.tolist()}
-        records.remove_unused(
-            name
-            for name, record in records.ops.items()
-            if name in was_read and record.kind in ("const", "mul")
-        )
+        factors = (name for name, record in records.ops.items() if record.kind in ("const", "mul"))
+        records.remove_unused(was_read.intersection(factors))
         return write(records)
 
     def _foldable(self, record: OpEntry, records: Records) -> bool:

@@ -240,14 +240,9 @@ def serving_section(told: Mapping[str, Any]) -> Section:
     of_slowest += ["behind"] * any(of["behind"] for of in slowest)  # other requests, at the head of a queue
     blocks = f"of {told['kv_blocks']:,}"
     engines = [{**of, "most blocks": f"{of['peak_blocks']:,} {blocks}"} for of in told["engines"]]
-    of_engines = ["engine: name", "steps", "busy_ns", "tokens", "preempted: preemptions", "most blocks"]
-    tables = [
-        metrics,
-        beside,
-        where,
-        text_table(slowest, of_slowest),
-        text_table(engines, [*of_engines, "most waiting: peak_waiting"]),
-    ]
+    of_engines = ["engine: name", "steps", "busy_ns", "tokens", "preempted: preemptions"]
+    of_engines += ["most blocks", "most waiting: peak_waiting"]
+    tables = [metrics, beside, where, text_table(slowest, of_slowest), text_table(engines, of_engines)]
     return Section(lines, [table for table in tables if table])
 
 

@@ -238,13 +238,8 @@ class CalibrationFields(Strict):
 # and simumax/core/config.py of that repository (Apache-2.0).
 
 _GIB: Final = 2**30
-_KINDS: Final = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all2all": "all_to_all",
-    "p2p": "send",
-}
+_THEIRS: Final = {"all_to_all": "all2all", "send": "p2p"}
+"""Kinds of collectives that have another name there."""
 _LAYOUTS: Final = {"TN": "F", "NN": "I", "NT": "W"}
 _HEADS: Final = "batch seq_len head_num kv_head_num qk_head_dim v_head_dim"
 _STAGES: Final = {"fwd": "F", "bwd_grad_act": "I", "bwd_grad_w": "W"}
@@ -302,8 +297,8 @@ def _simumax_fabric(of: Mapping[str, Any], ranks: int) -> Fabric:
     efficiency = {"default": float(bandwidth.get("efficient_factor", 1.0))}
     latency = {"default": 1e3 * float(bandwidth["latency_us"])}
     fixed: dict[str, float] = {}
-    for theirs, ours in _KINDS.items():
-        op = of["op"].get(theirs, {})
+    for ours in get_args(CollectiveKind):
+        op = of["op"].get(_THEIRS.get(ours, ours), {})
         if op.get("efficient_factor") is not None:
             efficiency[ours] = float(op["efficient_factor"])
         for key, kinds in (("latency_us", latency), ("fixed_latency_us", fixed)):

@@ -73,26 +73,14 @@ Durations = Annotated[
 ]
 
 
+_STEPS: Final = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_CHANCE: Final = {"type": "number", "minimum": 0, "maximum": 1}
+_ONE: Final = {"minProperties": 1, "maxProperties": 1, "additionalProperties": False}
+_FAILING: Final = {"type": "object", "properties": {"at": _STEPS, "probability": _CHANCE}, **_ONE}
 Fails = Annotated[
     bool | dict[str, Any],
     BeforeValidator(reader(read_fails)),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "boolean"},
-                {
-                    "type": "object",
-                    "properties": {
-                        "at": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
-                        "probability": {"type": "number", "minimum": 0, "maximum": 1},
-                    },
-                    "minProperties": 1,
-                    "maxProperties": 1,
-                    "additionalProperties": False,
-                },
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, _FAILING]}),
 ]
 
 

@@ -76,19 +76,12 @@ class _Config(BaseModel, strict=True):
 # The biases of Qwen2's queries, keys and values (0.002 % of its parameters) are left out.
 _TRANSFORMER: Final = {"gated": True, "rotary": True, "biases": False, "tied": False}
 _FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "deepseek_v2": _TRANSFORMER,
-    "deepseek_v3": _TRANSFORMER,
-    "deepseek_v4": _TRANSFORMER,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v4", "kimi_k2"), _TRANSFORMER),
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2"), _TRANSFORMER),
+    **{key: {**_TRANSFORMER, "head_norm": True} for key in ("qwen3", "qwen3_moe")},
     "gpt2": {"gated": False, "rotary": False, "biases": True, "tied": True},
     "gpt_oss": {**_TRANSFORMER, "biases": True, "clamped": True, "rotary": "yarn"},
-    "kimi_k2": _TRANSFORMER,
-    "llama": _TRANSFORMER,
-    "mistral": _TRANSFORMER,
-    "mixtral": _TRANSFORMER,
     "nemotron_h": {**_TRANSFORMER, "gated": False, "rotary": False},
-    "qwen2": _TRANSFORMER,
-    "qwen3": {**_TRANSFORMER, "head_norm": True},
-    "qwen3_moe": {**_TRANSFORMER, "head_norm": True},
 }
 
 _FULL_EVERY: Final = {"gpt_oss": 2, "mistral": 0, "mixtral": 0}

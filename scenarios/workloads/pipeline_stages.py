@@ -246,13 +246,9 @@ class StageMaker:
         on = {_timer(device): device for device in reversed(homes)}  # the first of those that are alike
         steps = {key: _training(self.fields, len(homes), self._times(of)) for key, of in on.items()}
         mine = [steps[_timer(device)] for device in homes]
-        return (
-            [step.pipeline_stages[s] for s, step in enumerate(mine)],
-            (
-                tuple(step.around.optimizer_ns[s] for s, step in enumerate(mine)),
-                max(step.around.synchronisation_ns or 0 for step in mine),
-            ),
-        )
+        stages = [step.pipeline_stages[s] for s, step in enumerate(mine)]
+        optimizer_ns = tuple(step.around.optimizer_ns[s] for s, step in enumerate(mine))
+        return stages, (optimizer_ns, max(step.around.synchronisation_ns or 0 for step in mine))
 
     def _times(self, device: Device) -> TrainingCalibration:
         model = self.fields.model

@@ -227,7 +227,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"weight_grad": -1}, "weight_grad must be a whole number of at least 0"),
         ({"forward": 1.5}, "forward: should be a whole number or a list"),
         ({"kept": {"weight_grad": 2}}, "cannot exceed"),
-        ({"kept": {"weights": 2}}, "kept: unknown key 'weights'; did you mean 'weight_grad'"),
+        ({"kept": {"weights": 2}}, "kept.weights: should be 'backward' or 'weight_grad'"),
         ({"solver": "greedi"}, "did you mean 'greedy'"),
         ({"objective": "spann"}, "did you mean 'span'"),
         ({"limt": 2}, "did you mean 'limit'"),
