@@ -21,8 +21,7 @@ workflow research and development", FGCS 2022, arXiv 2105.14352.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final
 
@@ -36,19 +35,6 @@ from sim.graph.graph import Graph
 
 _OTHERWISE_MEANT: Final = CONTROL_FLOW_KINDS | {"send", "recv"}
 """Kinds of op that cannot be names of programs."""
-
-
-@dataclass
-class _Task:
-    """A task, from either form of the format."""
-
-    id: str
-    kind: str
-    runtime_ns: int | None = None
-    reads: list[str] = field(default_factory=list)
-    writes: list[str] = field(default_factory=list)
-    before: list[str] = field(default_factory=list)
-    attributes: dict[str, Any] = field(default_factory=dict)
 
 
 def recognises(name: str, head: bytes) -> bool:
@@ -85,7 +71,7 @@ def load(path: StrPath) -> Graph:
         raise InputError(f"{path}: not a workflow (it has no mapping workflow)")
     with in_file(path):
         try:
-            tasks, sizes = _modern(workflow) if "specification" in workflow else _classic(workflow)
+            tasks, sizes = _read(workflow) if "specification" in workflow else _read_classic(workflow)
             return _build(str(data.get("name") or "workflow"), tasks, sizes)
         except KeyError as error:
             raise InputError(f"a task or file has no {error}") from None
@@ -93,46 +79,45 @@ def load(path: StrPath) -> Graph:
             raise InputError(f"not as WfFormat has it: {error}") from None
 
 
-def _modern(workflow: Mapping[str, Any]) -> tuple[list[_Task], dict[str, int]]:
-    """Read the form since 1.4, which separates the specification from the measurements."""
-    plan = workflow["specification"]
-    runs = workflow.get("execution", {}).get("tasks", [])
-    measured = {task["id"]: task for task in runs}
+_Tasks = list[dict[str, Any]]
+"""A record for each task: its specification and its measurements, under the names of keys since 1.4."""
+
+
+def _read(workflow: Mapping[str, Any]) -> tuple[_Tasks, dict[str, int]]:
+    """Return tasks and sizes of files in the form since 1.4, in which measurements are apart."""
+    plan, runs = workflow["specification"], workflow.get("execution", {}).get("tasks", [])
+    measured = {run["id"]: run for run in runs}
     if len(measured) < len(runs) or measured.keys() - {task["id"] for task in plan["tasks"]}:
         raise ValueError("execution has a task twice, or one that specification does not have")
-    tasks = []
-    for task in plan["tasks"]:
-        run = measured.get(task["id"], {})
-        made = _Task(task["id"], _kind(task, run), _ns(run.get("runtimeInSeconds")))
-        made.reads, made.writes = list(task.get("inputFiles", [])), list(task.get("outputFiles", []))
-        tasks.append(_with_the_rest(made, task, run, "coreCount"))
-    return _parents(tasks, plan["tasks"]), {f["id"]: int(f["sizeInBytes"]) for f in plan.get("files", [])}
+    tasks = [{**measured.get(task["id"], {}), **task} for task in plan["tasks"]]
+    return tasks, {file["id"]: int(file["sizeInBytes"]) for file in plan.get("files", [])}
 
 
-def _classic(workflow: Mapping[str, Any]) -> tuple[list[_Task], dict[str, int]]:
-    """Read the form up to 1.3, which keeps everything at the task and identifies it by name."""
+def _read_classic(workflow: Mapping[str, Any]) -> tuple[_Tasks, dict[str, int]]:
+    """Return them in the form up to 1.3, which keeps everything at a task, to which others refer by name."""
     given = workflow.get("tasks", workflow.get("jobs"))
     if given is None:
         raise KeyError("tasks")
-    tasks, sizes = [], {}
-    for task in given:
-        made = _Task(_id(task), _kind(task, task), _ns(task.get("runtimeInSeconds", task.get("runtime"))))
-        for file in task.get("files", []):
-            sizes[file["name"]] = int(file.get("sizeInBytes", file.get("size", 0)))
-            (made.writes if file["link"] == "output" else made.reads).append(file["name"])
-        tasks.append(_with_the_rest(made, task, task, "cores"))
-    by_name = {task["name"]: _id(task) for task in given}
-    return _parents(tasks, given, by_name), sizes
+    ids = [str(task.get("id") or task["name"]) for task in given]
+    id_of = {task["name"]: id_ for task, id_ in zip(given, ids, strict=True)}
+    tasks, sizes = _Tasks(), dict[str, int]()
+    for task, id_ in zip(given, ids, strict=True):
+        files = task.get("files", [])
+        sizes |= {file["name"]: int(file.get("sizeInBytes", file.get("size", 0))) for file in files}
+        made = {"runtimeInSeconds": task.get("runtime"), "coreCount": task.get("cores"), **task, "id": id_}
+        for key in ("parents", "children"):
+            made[key] = [id_of.get(name, name) for name in task.get(key, [])]
+        made["outputFiles"] = [file["name"] for file in files if file["link"] == "output"]
+        made["inputFiles"] = [file["name"] for file in files if file["link"] != "output"]
+        tasks.append(made)
+    return tasks, sizes
 
 
-def _id(task: Mapping[str, Any]) -> str:
-    return str(task.get("id") or task["name"])
-
-
-def _kind(task: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+def _kind(task: Mapping[str, Any]) -> str:
     """Return the name of the program, or else of the task without its number."""
-    program = run.get("command", {}).get("program") or task.get("category")
-    return str(program or re.sub(r"[_-]?(ID)?\d+$", "", task["name"]))
+    program = task.get("command", {}).get("program") or task.get("category")
+    kind = str(program or re.sub(r"[_-]?(ID)?\d+$", "", task["name"]))
+    return f"{kind} (program)" if kind in _OTHERWISE_MEANT else kind
 
 
 def _ns(seconds: Any) -> int | None:
@@ -143,62 +128,54 @@ def _ns(seconds: Any) -> int | None:
     return round_half_up(NS_PER_S * Fraction(str(seconds)))
 
 
-def _with_the_rest(made: _Task, task: Mapping[str, Any], run: Mapping[str, Any], cores: str) -> _Task:
-    if cores in run:
-        made.attributes["cores"] = run[cores]
-    machines = run.get("machines") or ([run["machine"]] if "machine" in run else [])
-    if machines:
-        made.attributes["machine"] = machines[0]
-    if task.get("name") not in (None, made.id):
-        made.attributes["full_name"] = task["name"]
-    return made
-
-
-def _parents(tasks: list[_Task], given: Any, by_name: Mapping[str, str] | None = None) -> list[_Task]:
-    """Add the order that is given without files, at either end."""
-    names = by_name or {}
-    known = {task.id: task for task in tasks}
-    for made, task in zip(tasks, given, strict=True):
-        made.before += [names.get(parent, parent) for parent in task.get("parents", [])]
+def _order(tasks: _Tasks) -> dict[str, list[str]]:
+    """Return task -> those before it, as they are told without files, at either end."""
+    before: dict[str, list[str]] = {task["id"]: [] for task in tasks}
+    for task in tasks:
+        before[task["id"]] += task.get("parents", [])
         for child in task.get("children", []):
-            child = names.get(child, child)
-            if child not in known:
-                raise GraphError(f"task {made.id!r} has the child {child!r}, which is not there")
-            known[child].before.append(made.id)
-    return tasks
+            if child not in before:
+                raise GraphError(f"task {task['id']!r} has the child {child!r}, which is not there")
+            before[child].append(task["id"])
+    return before
 
 
-def _build(name: str, tasks: list[_Task], sizes: Mapping[str, int]) -> Graph:
+def _build(name: str, tasks: _Tasks, sizes: Mapping[str, int]) -> Graph:
     if not tasks:
         raise GraphError(f"the workflow {name!r} has no task")
+    before = _order(tasks)
     writer: dict[str, tuple[str, int]] = {}
     for task in tasks:
-        for k, file in enumerate(task.writes):
+        for k, file in enumerate(task.get("outputFiles", [])):
             if file in writer:
-                raise GraphError(f"the file {file!r} is written by {writer[file][0]!r} and {task.id!r}")
-            writer[file] = (task.id, k)
+                raise GraphError(f"the file {file!r} is written by {writer[file][0]!r} and {task['id']!r}")
+            writer[file] = (task["id"], k)
     builder = GraphBuilder(name)
-    ids = {task.id for task in tasks}
-    for file in dict.fromkeys(file for task in tasks for file in task.reads if file not in writer):
-        builder.input(f"file {file}" if file in ids else file, sizes.get(file, 0))
-    for task in tasks:
-        before = {writer[file][0] for file in task.reads if file in writer}
+
+    def refer(file: str) -> str:
+        """Return how an op refers to a file."""
+        if file in writer:
+            return "{}:{}".format(*writer[file])
+        return f"file {file}" if file in before else file
+
+    reads = [dict.fromkeys(task.get("inputFiles", [])) for task in tasks]
+    for file in dict.fromkeys(file for files in reads for file in files if file not in writer):
+        builder.input(refer(file), sizes.get(file, 0))
+    for task, files in zip(tasks, reads, strict=True):
+        own = {
+            "cores": task.get("coreCount"),
+            "machine": (task.get("machines") or [task.get("machine")])[0],
+            "full_name": task.get("name") if task.get("name") != task["id"] else None,
+        }
+        writers = {writer[file][0] for file in files if file in writer}
         builder.op(
-            task.id,
-            kind=f"{task.kind} (program)" if task.kind in _OTHERWISE_MEANT else task.kind,
-            inputs=list(_inputs(task, writer, ids)),
-            after=[parent for parent in dict.fromkeys(task.before) if parent not in before],
-            outputs=[sizes.get(file, 0) for file in task.writes],
-            duration_ns=task.runtime_ns,
-            attributes=task.attributes,
+            task["id"],
+            kind=_kind(task),
+            # A file that it also writes is updated in place.
+            inputs=[refer(file) for file in files if file not in writer or writer[file][0] != task["id"]],
+            after=[other for other in dict.fromkeys(before[task["id"]]) if other not in writers],
+            outputs=[sizes.get(file, 0) for file in task.get("outputFiles", [])],
+            duration_ns=_ns(task.get("runtimeInSeconds")),
+            attributes={key: value for key, value in own.items() if value is not None},
         )
     return builder.build()
-
-
-def _inputs(task: _Task, writer: Mapping[str, tuple[str, int]], ids: set[str]) -> Iterator[str]:
-    """Yield how the op refers to the files it reads; a file that it also writes is updated in place."""
-    for file in dict.fromkeys(task.reads):
-        if file not in writer:
-            yield f"file {file}" if file in ids else file
-        elif writer[file][0] != task.id:
-            yield f"{writer[file][0]}:{writer[file][1]}"
