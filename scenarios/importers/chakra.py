@@ -217,10 +217,9 @@ class _Trace:
                     "these are, only a process group (pg_name) says"
                 )
             group = None if name is None else (str(name), str(ranks.get(str(name), "")))
-            pair = node.type != "collective"
-            if not (pair and self.message(i)):
+            if not self.message(i):
                 end_ns = (node.start_ns or 0) + node.duration_ns
-                found.append(RecordedCall(i, _kind(node), self.lanes[i], end_ns, group, pair))
+                found.append(RecordedCall(i, _kind(node), self.lanes[i], end_ns, group))
         return found
 
     def message(self, i: int) -> tuple[int, int, int] | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -252,11 +252,8 @@ def flop_of(computation: Computation) -> int:
 
 def work_of(instruction: Instruction, given: Sequence[Array]) -> int:
     """Return the flop of an instruction with these operands."""
-    opcode, called = instruction.opcode, instruction.called
-    results = instruction.results
+    opcode, results = instruction.opcode, instruction.results
     made = results[0].elements if results else 0
-    window: Sequence[int] = instruction.attributes.get("window", {}).get("size", ())
-    others = max(0, math.prod(window) - 1)
     if product := product_of(instruction):
         if product == "convolution":
             return Convolution(instruction, given).flops
@@ -264,43 +261,51 @@ def work_of(instruction: Instruction, given: Sequence[Array]) -> int:
         if sizes["m"] * sizes["n"] * sizes.get("batch", 1) != made:
             raise _misfit(instruction, given)
         return 2 * made * int(sizes["k"])
+    if opcode in _WORK:
+        return _WORK[opcode](instruction, given)
     if opcode in _EXPANDED:
         return _EXPANDED[opcode] * made
     if opcode.startswith("rng") and opcode in TRANSCENDENTAL:
         return sum(one.elements for one in results)
-    if opcode == "map":
-        return flop_of(called[0]) * made
     if opcode in _ELEMENTWISE or opcode in TRANSCENDENTAL:
         if opcode != "bitcast-convert" and any(one.dims not in ((), results[0].dims) for one in given):
             raise _misfit(instruction, given)
         return made
-    if opcode in ("reduce", "reduce-window", "scatter"):
-        applied = flop_of(called[0]) if called else 1
-        if opcode == "scatter":
-            return applied * given[-1].elements
-        if opcode == "reduce":
-            return applied * max(0, given[0].elements - made)
-        return applied * others * made
-    if opcode == "select-and-scatter":
-        select, scatter = (flop_of(one) for one in called[:2])
-        return (select * others + scatter) * given[1].elements
-    if opcode == "sort":
-        n = given[0].elements
-        return n * max(0, n - 1).bit_length()
-    if opcode == "fft":
-        lengths: Sequence[int] = instruction.attributes.get("fft_length", ())
-        return 8 * given[0].elements * math.prod(max(1, n).bit_length() - 1 for n in lengths)
-    if opcode == "triangular-solve":
-        return 2 * given[0].dims[-1] * given[1].elements
-    if opcode == "cholesky":
-        return given[0].dims[-1] * given[0].elements // 3
-    if opcode == "conditional":
-        return max(map(flop_of, called), default=0)
-    if opcode == "while":
-        return sum(map(flop_of, called)) * int(instruction.attributes.get("trips", 1))
-    if opcode in ("call", "fusion", "async-start"):
-        return flop_of(called[0])
     return 0
+
+
+def _applied(one: Instruction) -> int:
+    """Return the flop of one application of what an instruction applies; without its body, 1."""
+    return flop_of(one.called[0]) if one.called else 1
+
+
+def _others(one: Instruction) -> int:
+    """Return the elements of a window besides the first."""
+    return max(0, math.prod(one.attributes.get("window", {}).get("size", ())) - 1)
+
+
+def _fft(one: Instruction, given: Sequence[Array]) -> int:
+    lengths: Sequence[int] = one.attributes.get("fft_length", ())
+    return 8 * given[0].elements * math.prod(max(1, n).bit_length() - 1 for n in lengths)
+
+
+_WORK: Final[Mapping[str, Callable[[Instruction, Sequence[Array]], int]]] = {
+    "map": lambda one, given: _applied(one) * one.results[0].elements,
+    "reduce": lambda one, given: _applied(one) * max(0, given[0].elements - one.results[0].elements),
+    "reduce-window": lambda one, given: _applied(one) * _others(one) * one.results[0].elements,
+    "scatter": lambda one, given: _applied(one) * given[-1].elements,
+    "select-and-scatter": lambda one, given: (
+        (flop_of(one.called[0]) * _others(one) + flop_of(one.called[1])) * given[1].elements
+    ),
+    "sort": lambda one, given: given[0].elements * max(0, given[0].elements - 1).bit_length(),
+    "fft": _fft,
+    "triangular-solve": lambda one, given: 2 * given[0].dims[-1] * given[1].elements,
+    "cholesky": lambda one, given: given[0].dims[-1] * given[0].elements // 3,
+    "conditional": lambda one, given: max(map(flop_of, one.called), default=0),
+    "while": lambda one, given: sum(map(flop_of, one.called)) * int(one.attributes.get("trips", 1)),
+    **dict.fromkeys(("call", "fusion", "async-start"), lambda one, given: flop_of(one.called[0])),
+}
+"""Flop of an instruction with these operands."""
 
 
 def _misfit(instruction: Instruction, given: Sequence[Array]) -> InputError:

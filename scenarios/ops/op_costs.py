@@ -42,7 +42,6 @@ from sim.base.units import format_bytes, format_count, format_flops
 from sim.graph.graph import Graph
 from sim.graph.views import FREE, VIEWS, WITHOUT_DATA
 from sim.job.job import Job
-from sim.machine.device import Device
 
 UNKNOWN_BYTES: Final = (
     "unknown: bytes in the scenario's workload, --set unknown=bytes of sim import, "
@@ -179,26 +178,20 @@ COSTS: Mapping[str, Formula] = {
     **{kind: f.per_input(n) for n, kinds in _FLOPS_PER_INPUT.items() for kind in kinds.split()},
     **{flops.__name__: f.streaming(flops) for flops in _OWN_FLOPS},
     "gemm": f.streaming(f.matmul),
-    "embedding_grad": f.streaming(
-        lambda op: op.input(1).elements
-    ),  # (indices, gradient): one sum per element
+    "embedding_grad": f.streaming(lambda op: op.input(1).elements),  # (indices, gradient): sums of rows
     "negative_log_likelihood_loss": f.picked_loss,
     "adam": f.adam,
     "rotary_embedding": f.rotary_embedding,
     "lstm": f.streaming(lambda op: f.recurrent(op, 4, 26)),  # 9 sums, 3 sigmoid, 2 tanh, 3 products
     "gru": f.streaming(lambda op: f.recurrent(op, 3, 20)),  # 8 sums, 2 sigmoid, 1 tanh, 3 products
     "rnn": f.streaming(lambda op: f.recurrent(op, 1, 3)),  # 2 sums, 1 tanh
-    "max_pool": f.streaming(f.pool),
+    **dict.fromkeys(("max_pool", "average_pool"), f.streaming(f.pool)),
     "lp_pool": f.streaming(lambda op: 2 * f.pool(op)),
-    "average_pool": f.streaming(f.pool),
     "average_pool_grad": f.streaming(f.pool_grad),
-    "add_n": f.nary(0),
-    "maximum": f.nary(0),
-    "minimum": f.nary(0),
+    **dict.fromkeys(("add_n", "maximum", "minimum"), f.nary(0)),
     "mean_n": f.nary(1),
-    "assign": f.assign(0, variables_read=0, variables_written=1),
-    "assign_add": f.assign(1, variables_read=1, variables_written=1),
-    "assign_sub": f.assign(1, variables_read=1, variables_written=1),
+    "assign": f.assign,
+    **dict.fromkeys(("assign_add", "assign_sub"), f.assign_sum),
 }
 """Op kind -> its cost formula."""
 
@@ -218,7 +211,8 @@ def refuse_costless(job: Job) -> None:
     GraphError
         For the first such op.
     """
-    from devices.cost.cost_models import models_of
+    from devices.cost.cost_models import RooflineCost, models_of
+    from devices.cost.npu_tiles import TiledCost
 
     graph = job.graph
     unsaid = (graph.longest_ns() == UNSET) & (graph.flops == 0)
@@ -229,13 +223,12 @@ def refuse_costless(job: Job) -> None:
         return
     nothing = unsaid & (job.duration_ns == 0)
     for d, device in enumerate(job.machine.devices):
-        here = job.device_of == d
-        if not _by_rates(device):
+        here, last = job.device_of == d, models_of(device.cost)[-1:]
+        if not all(isinstance(model, RooflineCost | TiledCost) for model in last):  # other models may know
             nothing &= ~here
         elif device.details.preset and device.cost is not None and (unsaid & here).any():
             # The overhead of a preset's kind is not a time that somebody gave to the op.
-            last = models_of(device.cost)[-1]
-            nothing |= unsaid & here & (last.durations_ns(graph, device) == job.duration_ns)
+            nothing |= unsaid & here & (last[0].durations_ns(graph, device) == job.duration_ns)
     if nothing.any():
         name, count = graph.op_names[int(nothing.argmax())], int(nothing.sum()) - 1
         more = f" (and {format_count(count, 'other op')})" if count else ""
@@ -243,14 +236,6 @@ def refuse_costless(job: Job) -> None:
             f"op {name!r}{more} has no duration, no flops and no bytes, so it would take no time; "
             "give one of them, or duration: 0ns where that is meant"
         ).about(name)
-
-
-def _by_rates(device: Device) -> bool:
-    """Whether the device times ops by flops and bytes, or not at all."""
-    from devices.cost.cost_models import RooflineCost, models_of
-    from devices.cost.npu_tiles import TiledCost
-
-    return all(isinstance(model, RooflineCost | TiledCost) for model in models_of(device.cost)[-1:])
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -275,16 +275,16 @@ def nary(extra: int) -> Formula:
     return streaming(lambda op: (max(0, len(op.inputs) - 1) + extra) * op.output.elements)
 
 
-def assign(flops: int, variables_read: int, variables_written: int) -> Formula:
-    """Update a variable in place from the last input: (variable, ..., value), no output."""
+def assign(op: OpFacts) -> Cost:
+    """Write a variable in place from the last input: (variable, ..., value), no output."""
+    value = op.input(len(op.inputs) - 1)
+    return Cost(0, value.nbytes, value.nbytes)
 
-    def cost(op: OpFacts) -> Cost:
-        value = op.input(len(op.inputs) - 1)
-        return Cost(
-            flops * value.elements, (1 + variables_read) * value.nbytes, variables_written * value.nbytes
-        )
 
-    return cost
+def assign_sum(op: OpFacts) -> Cost:
+    """Add the last input to a variable in place, or subtract it."""
+    value = op.input(len(op.inputs) - 1)
+    return Cost(value.elements, 2 * value.nbytes, value.nbytes)
 
 
 def adam(op: OpFacts) -> Cost:

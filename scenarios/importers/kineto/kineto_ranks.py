@@ -47,6 +47,8 @@ from sim.base.files import StrPath
 _ALONE: Final = "keep their recorded times, and do not wait for each other"
 END_TOGETHER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 """Collectives that end on all ranks together, because each needs data from every other rank."""
+_PAIRS: Final = frozenset({"send", "recv"})
+"""What passes between two ranks."""
 
 
 class RecordedCall(NamedTuple):
@@ -62,8 +64,6 @@ class RecordedCall(NamedTuple):
         By the clock of its rank.
     group : tuple of str or None
         Name and ranks of the process group, if recorded.
-    pair : bool
-        Whether it sends or receives between two ranks.
     peer : int
         The peer rank; -1: not recorded.
     """
@@ -73,7 +73,6 @@ class RecordedCall(NamedTuple):
     stream: Hashable
     end_ns: int
     group: tuple[str, str] | None = None
-    pair: bool = False
     peer: int = UNSET
 
 
@@ -109,7 +108,7 @@ def communicators(calls: Mapping[int, Sequence[RecordedCall]], paths: Mapping[in
     for rank, own in calls.items():
         streams: dict[Hashable, int] = {}
         for call in own:
-            if call.pair:
+            if call.kind in _PAIRS:
                 continue
             key: _Key = streams.setdefault(call.stream, len(streams))
             if named and call.group is not None:
@@ -151,7 +150,7 @@ def _pairs(calls: Mapping[int, Sequence[RecordedCall]]) -> Groups:
     found: dict[tuple[str, int, int], dict[int, list[int]]] = {}
     for rank, own in calls.items():
         for call in own:
-            if call.pair:
+            if call.kind in _PAIRS:
                 ends = (rank, call.peer) if call.kind == "send" else (call.peer, rank)
                 name = "nccl" if call.group is None else call.group[0]
                 found.setdefault((name, *ends), {}).setdefault(rank, []).append(call.task)
@@ -343,7 +342,7 @@ def _files_of_ranks(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -
 def _calls(trace: RecordedTrace) -> list[RecordedCall]:
     """Return the kernels of NCCL."""
     return [
-        RecordedCall(i, _kind(task), task.stream, task.end_ns, task.group, task.pair, task.peer)
+        RecordedCall(i, _kind(task), task.stream, task.end_ns, task.group, task.peer)
         for i, task in enumerate(trace.tasks)
         if task.communicates
     ]
@@ -367,7 +366,7 @@ def _meetings(
             if apart >= 0 and _kind(tasks[gone]) == "send":
                 buffered += 1
                 continue
-            if apart > _APART_NS + recorded // 10_000 and (end_together or tasks[gone].pair):
+            if apart > _APART_NS + recorded // 10_000 and (end_together or _kind(tasks[gone]) in _PAIRS):
                 raise InputError(
                     f"{paths[gone]}: a collective of communicator {name!r} ended on rank {gone} "
                     f"{apart / 1e6:.3f} ms before it began on rank {last}: of different steps or jobs"

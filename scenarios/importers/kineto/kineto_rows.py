@@ -63,11 +63,6 @@ class GpuTask(NamedTuple):
         return self.start_ns + self.duration_ns
 
     @property
-    def pair(self) -> bool:
-        """Whether it is recorded as a ``send`` or ``recv``."""
-        return self.collective in ("send", "recv")
-
-    @property
     def communicates(self) -> bool:
         """Whether it is a kernel of NCCL (or RCCL, whose kernels have the same names)."""
         return self.name.startswith("nccl")
