@@ -132,13 +132,8 @@ class _Writer:
         for k, output in enumerate(outputs):
             self.facts[output_name(name, k)] = output
         facts = facts or OpFacts(kind, tuple(self.facts[i] for i in inputs), outputs, {})
-        return self.builder.op(
-            name,
-            inputs=inputs,
-            **{**op_arguments(facts, name, facts.attributes), "outputs": [o.nbytes for o in outputs]},
-            dtype=self.model.dtype,
-            phase="F",
-        )
+        made = op_arguments(facts, name, facts.attributes)
+        return self.builder.op(name, inputs=inputs, **made, dtype=self.model.dtype, phase="F")
 
     # -- forward --------------------------------------------------------------------------------
 

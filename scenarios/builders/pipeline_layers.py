@@ -38,17 +38,26 @@ def profile_layers(profile: Sequence[LayerProfile]) -> list[PipelineStage]:
         for name in layer.predecessors:
             last_use[index[name]] = max(last_use[index[name]], i)
     outputs = [0 if layer.is_input else sum(layer.activation_bytes) for layer in profile]
+    boundaries = [
+        sum(n for n, last in zip(outputs[: k + 1], last_use, strict=False) if last > k)
+        for k in range(len(profile))
+    ]
     return [
-        PipelineStage(
-            StageTimes(forward=layer.forward_ns, backward=layer.backward_ns),
-            boundary_nbytes=sum(n for n, last in zip(outputs[: k + 1], last_use, strict=False) if last > k),
-            activation_nbytes=outputs[k],
-            parameter_nbytes=layer.parameter_bytes,
-            gradient_nbytes=layer.parameter_bytes,
-        )
+        _layer(layer.forward_ns, layer.backward_ns, boundaries[k], outputs[k], layer.parameter_bytes)
         for k, layer in enumerate(profile)
         if not layer.is_input
     ]
+
+
+def _layer(forward_ns: int, backward_ns: int, boundary: int, outputs: int, parameters: int) -> PipelineStage:
+    """Return a layer as a stage: it keeps its outputs for its backward; gradients are as large as weights."""
+    return PipelineStage(
+        StageTimes(forward=forward_ns, backward=backward_ns),
+        boundary_nbytes=boundary,
+        activation_nbytes=outputs,
+        parameter_nbytes=parameters,
+        gradient_nbytes=parameters,
+    )
 
 
 def graph_layers(
@@ -93,16 +102,9 @@ def graph_layers(
             parameters[min(places)] += nbytes[tensor]
     boundaries = list(accumulate(crossing))
     outputs = [sum(nbytes[t] for t in graph.outputs.row(op).tolist()) for op in order]
-    return [
-        PipelineStage(
-            StageTimes(forward=int(ns[op]), backward=round_half_up(backward_ratio * int(ns[op]))),
-            boundary_nbytes=boundaries[k],
-            activation_nbytes=outputs[k],
-            parameter_nbytes=parameters[k],
-            gradient_nbytes=parameters[k],
-        )
-        for k, op in enumerate(order)
-    ]
+    forward = ns[order].tolist()
+    backward = [round_half_up(backward_ratio * each) for each in forward]
+    return [*map(_layer, forward, backward, boundaries, outputs, parameters)]
 
 
 def layer_costs(layers: Sequence[PipelineStage]) -> list[LayerCost]:
@@ -143,16 +145,13 @@ def cut_stages(layers: Sequence[PipelineStage], balance: Sequence[int]) -> list[
 
 def _join_layers(layers: Sequence[PipelineStage], boundaries: Sequence[int]) -> PipelineStage:
     most = max(before + layer.activation_nbytes for before, layer in zip(boundaries, layers, strict=False))
-    trained = all(layer.times.backward is not None or layer.times.input_grad is not None for layer in layers)
-    split = all(layer.times.input_grad is not None for layer in layers)
+    phases = {"forward": "F", "recompute": "R"}
+    if all(layer.times.backward is not None or layer.times.input_grad is not None for layer in layers):
+        phases["backward"] = "B"
+    if all(layer.times.input_grad is not None for layer in layers):
+        phases |= {"input_grad": "I", "weight_grad": "W"}
     return PipelineStage(
-        StageTimes(
-            forward=sum(layer.times.of("F") for layer in layers),
-            backward=sum(layer.times.of("B") for layer in layers) if trained else None,
-            input_grad=sum(layer.times.of("I") for layer in layers) if split else None,
-            weight_grad=sum(layer.times.of("W") for layer in layers) if split else None,
-            recompute=sum(layer.times.of("R") for layer in layers),
-        ),
+        StageTimes(**{name: sum(layer.times.of(of) for layer in layers) for name, of in phases.items()}),
         boundary_nbytes=layers[-1].boundary_nbytes,
         activation_nbytes=sum(layer.activation_nbytes for layer in layers),
         weight_grad_nbytes=sum(layer.kept_nbytes for layer in layers),

@@ -203,16 +203,9 @@ class PipelineWriter:
         sums = np.array([stage.collectives_ns for stage in self.stages])[self.stage]
         for j in np.flatnonzero(sums * (self.is_of["F"] | self.gradient)).tolist():
             end.place, (rank, stage, phase, k) = behind[j], self._row(j)
-            op = end.append(
-                rank,
-                f"collective of {stage}{phase}{k}",
-                "collective",
-                self.stages[stage].collectives_ns,
-                inputs=(first[j],),
-                nbytes=made.row(j)[0],
-                stage=stage,
-                micro_batch=k,
-            )
+            name, ns = f"collective of {stage}{phase}{k}", self.stages[stage].collectives_ns
+            passed: dict[str, Any] = {"inputs": (first[j],), "nbytes": made.row(j)[0]}
+            op = end.append(rank, name, "collective", ns, stage=stage, micro_batch=k, **passed)
             last_op[slot[j]], sent[self.key[j]] = op, end.tensor(op)
         for rank, (begin, over) in enumerate(pairwise(self.actions.first)):
             if over > begin:
@@ -311,6 +304,7 @@ class PipelineWriter:
         op, tensor = _inverse(order), _inverse(put.indices)  # new number of each op and tensor
         sorts, sort = distinct_rows(inside, (phase == code[BESIDE]).astype(np.int64))
         shared = [self._attributes(*each) for each in sorts]
+        attributes = {at: shared[i] for at, i in enumerate(sort.tolist() if any(shared) else ()) if shared[i]}
         names, waits = [*names, *more], _renumber(after.take(order), op)
         self.builder.extend(
             [names[at] for at in order.tolist()],
@@ -325,9 +319,7 @@ class PipelineWriter:
             stage=stage,
             micro_batch=k,
             phase=([*code], phase),
-            attributes={at: shared[i] for at, i in enumerate(sort.tolist()) if shared[i]}
-            if any(shared)
-            else {},
+            attributes=attributes,
         )
 
     def _attributes(self, inside_ns: int, beside: int) -> dict[str, float]:
@@ -356,25 +348,21 @@ class PipelineWriter:
         order = np.lexsort((output, source, self.source, output == 0, k, self.stage[mine], cycle[mine]))
         for j in order[(placed != self.rank[mine])[order]].tolist():
             rank, stage, phase, of = self._row(mine[j])
-            what = f"copy for {stage}{phase}{of}" + (
-                f" ({output[j]} of stage {source[j]})" if output[j] else ""
-            )
+            what = f"copy for {stage}{phase}{of}"
+            what += f" ({output[j]} of stage {source[j]})" if output[j] else ""
             self.end.place = int(fence[mine[j]])
             (size,) = self._share((int(nbytes[j]),), of)
             read[j] = self._copy(what, int(read[j]), size, int(placed[j]), rank)
 
     def _copy(self, what: str, tensor: int, nbytes: int, source: int, destination: int) -> int:
         """Write both ends of a copy: each posts that it is ready, and copies when the other has posted."""
-        ends = [
-            (f"{what} {way} {self.devices[rank]}", rank)
-            for way, rank in (("from", source), ("to", destination))
-        ]
+        ways = (("from", source), ("to", destination))
+        ends = [(f"{what} {way} {self.devices[rank]}", rank) for way, rank in ways]
         posts = [self.end.append(rank, f"post {name}", "post", 0) for name, rank in ends]
+        ns = self.copy_ns(source, destination, nbytes)
         for (name, rank), other in zip(ends, reversed(posts), strict=True):
             moves: dict[str, Any] = {"inputs": (tensor,)} if rank == source else {"nbytes": nbytes}
-            op = self.end.append(
-                rank, name, "copy", self.copy_ns(source, destination, nbytes), (other,), **moves
-            )
+            op = self.end.append(rank, name, "copy", ns, (other,), **moves)
         return self.end.tensor(op)
 
 
@@ -398,9 +386,8 @@ def _piece(whole: IntArray, piece: IntArray, pieces: IntArray) -> IntArray:
 def _both(first: Csr, further: Sequence[Sequence[int]]) -> Csr:
     """Return the table with further rows appended."""
     of = Csr.of_rows(further)
-    return Csr(
-        np.append(first.indptr, first.indptr[-1] + of.indptr[1:]), np.append(first.indices, of.indices)
-    )
+    indptr = np.append(first.indptr, first.indptr[-1] + of.indptr[1:])
+    return Csr(indptr, np.append(first.indices, of.indices))
 
 
 def _renumber(table: Csr, number: IntArray) -> Csr:

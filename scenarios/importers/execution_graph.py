@@ -140,32 +140,24 @@ def read_operators(path: StrPath) -> list[Operator]:
     return sorted(found, key=lambda operator: operator.id)
 
 
+_SIDES: Final = ("input", "output")
+
+
 def _operator(node: Any) -> Operator:
     if "attrs" in node:
-        own = {each["name"]: each.get("value") for each in node["attrs"]}
-        parent, sides = node["ctrl_deps"], [
-            [node[side][what] for what in ("values", "shapes", "types")] for side in ("inputs", "outputs")
-        ]  # fmt: skip
+        own, parent = {each["name"]: each.get("value") for each in node["attrs"]}, node["ctrl_deps"]
+        sides = [[node[f"{side}s"][what] for what in ("values", "shapes", "types")] for side in _SIDES]
     else:
         own, parent = node, node["parent"]
-        sides = [
-            [node[f"{side}s"], node[f"{side}_shapes"], node[f"{side}_types"]] for side in ("input", "output")
-        ]
+        sides = [[node[f"{side}{what}"] for what in ("s", "_shapes", "_types")] for side in _SIDES]
     inputs, outputs = (
         [_argument(*each) for each in zip(*map(_parse_list, side), strict=True)] for side in sides
     )
     if _whole(parent) > _whole(node["id"]):
         raise ValueError(f"is called by node {parent}, which began later")
-    return Operator(
-        node["id"],
-        parent,
-        str(node["name"]),
-        str(own.get("op_schema") or ""),
-        _whole(own.get("rf_id", 0)),
-        _whole(own.get("tid", 0)),
-        inputs,
-        outputs,
-    )
+    call, thread = _whole(own.get("rf_id", 0)), _whole(own.get("tid", 0))
+    schema = str(own.get("op_schema") or "")
+    return Operator(node["id"], parent, str(node["name"]), schema, call, thread, inputs, outputs)
 
 
 def _parse_list(value: Any) -> list[Any]:

@@ -469,16 +469,11 @@ class _Ops:
         self._refer(node.output[:carried], name, offset)
         for k, output in enumerate(node.output[carried:], start=carried):
             if output in self.read_here:
+                stack = _unused_name(f"{name}/stack{k - carried}", self.taken)
                 nbytes = nodes.tensor_facts(self.values[output], self.whole.dtype).nbytes
-                self.refs[output] = self._add(
-                    _unused_name(f"{name}/stack{k - carried}", self.taken),
-                    "concat",
-                    [f"{name}:{offset + k}"],
-                    outputs=nbytes,
-                    bytes_read=nbytes,
-                    bytes_written=nbytes,
-                    attributes={"axis": 0},
-                )
+                moved = dict.fromkeys(("outputs", "bytes_read", "bytes_written"), nbytes)
+                rows = [f"{name}:{offset + k}"]
+                self.refs[output] = self._add(stack, "concat", rows, **moved, attributes={"axis": 0})
 
 
 def _unused_name(name: str, *taken: Any) -> str:

@@ -139,45 +139,47 @@ def leaves(shape: Shape) -> Iterator[Array]:
 # -- kinds of instructions ------------------------------------------------------------------------
 
 
-def _words(text: str) -> dict[str, str]:
+def words(text: str) -> dict[str, str]:
+    """Return a table from text: XLA's name and ours, which is the same with underscores if none is given.
+
+    Examples
+    --------
+    >>> words("subtract:sub reduce-window")
+    {'subtract': 'sub', 'reduce-window': 'reduce_window'}
+    """
     pairs = (word.partition(":") for word in text.split())
     return {theirs: ours or theirs.replace("-", "_") for theirs, _, ours in pairs}
 
 
-_ELEMENTWISE: Final = _words(
+_ELEMENTWISE: Final = words(
     """add subtract:sub multiply:mul divide:div remainder:mod maximum minimum negate:neg abs sign floor ceil
     round-nearest-afz:round round-nearest-even:round and or xor not shift-left:bit_shift
     shift-right-logical:bit_shift shift-right-arithmetic:bit_shift popcnt count-leading-zeros compare
     select:where clamp:clip convert:cast reduce-precision:cast stochastic-convert:cast is-finite complex real
     imag map bitcast-convert:cast"""
 )
-TRANSCENDENTAL: Final = _words(
+TRANSCENDENTAL: Final = words(
     """exponential:exp exponential-minus-one:exp log log-plus-one:log logistic:sigmoid power:pow sqrt cbrt
     rsqrt tanh sine:sin cosine:cos tan atan2 erf rng:random rng-bit-generator:random"""
 )
 """Operations that XLA counts as ``transcendentals``."""
 
-_MOVES: Final = _words(
+_MOVES: Final = words(
     """copy transpose concatenate:concat pad reverse slice dynamic-slice:slice dynamic-update-slice gather
     broadcast:expand iota:range topk:top_k rng-get-and-update-state:random"""
 )
-_COUNTED: Final = _words(
+_COUNTED: Final = words(
     """reduce reduce-window select-and-scatter:max_pool_grad scatter:scatter_nd sort fft triangular-solve
     cholesky"""
 )
-COLLECTIVES: Final = {
-    "all-reduce": "all_reduce",
-    "all-gather": "all_gather",
-    "reduce-scatter": "reduce_scatter",
-    "all-to-all": "all_to_all",
-    "ragged-all-to-all": "all_to_all",
-    "collective-permute": "all_to_all",
-    "collective-broadcast": "broadcast",
-}
+COLLECTIVES: Final = words(
+    """all-reduce all-gather reduce-scatter all-to-all ragged-all-to-all:all_to_all
+    collective-permute:all_to_all collective-broadcast:broadcast"""
+)
 """Collectives; a permutation is an exchange in which each rank sends to one."""
 
 
-_COMPARISONS: Final = _words("LT:less LE:less_or_equal GT:greater GE:greater_or_equal NE:not_equal")
+_COMPARISONS: Final = words("LT:less LE:less_or_equal GT:greater GE:greater_or_equal NE:not_equal")
 _BY: Final = {"add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod", "and": "all", "or": "any"}
 _EXPANDED: Final = {
     "sinh": 13, "cosh": 5, "asin": 7, "acos": 5, "atan": 1, "asinh": 14, "acosh": 11, "atanh": 8,
@@ -185,14 +187,7 @@ _EXPANDED: Final = {
 }  # fmt: skip
 """Functions that XLA expands in HLO: flop and transcendentals per element, in fp32."""
 
-_KINDS: Final = {
-    **{opcode: opcode.replace("-", "_") for opcode in _EXPANDED},
-    **_ELEMENTWISE,
-    **TRANSCENDENTAL,
-    **_MOVES,
-    **_COUNTED,
-    **COLLECTIVES,
-}
+_KINDS: Final = words(" ".join(_EXPANDED)) | _ELEMENTWISE | TRANSCENDENTAL | _MOVES | _COUNTED | COLLECTIVES
 _CUDNN: Final = re.compile(r"__cudnn\$conv(BackwardInput|BackwardFilter|\w*Forward)")
 
 
@@ -281,7 +276,8 @@ def _applied(one: Instruction) -> int:
 
 def _others(one: Instruction) -> int:
     """Return the elements of a window besides the first."""
-    return max(0, math.prod(one.attributes.get("window", {}).get("size", ())) - 1)
+    window: Sequence[int] = one.attributes.get("window", {}).get("size", ())
+    return max(0, math.prod(window) - 1)
 
 
 def _fft(one: Instruction, given: Sequence[Array]) -> int:

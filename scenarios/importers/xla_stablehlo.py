@@ -27,26 +27,16 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from scenarios.importers.xla_costs import Array, Computation, Instruction, Operand, Shape
+from scenarios.importers.xla_costs import Array, Computation, Instruction, Operand, Shape, words
 from scenarios.importers.xla_hlo import MOST_DEPTH, XlaModule, at_line, dtype_of, number_of, numbers
 from sim.base.errors import InputError
 
-_RENAMED: Final = {
-    "dot-general": "dot",
-    "broadcast-in-dim": "broadcast",
-    "optimization-barrier": "opt-barrier",
-    "case": "conditional",
-    "if": "conditional",
-    "top-k": "topk",
-    "uniform-quantize": "convert",
-    "uniform-dequantize": "convert",
-    "square": "multiply",
-    "composite": "call",
-    "func.call": "call",
-    "sdy.manual-computation": "manual",
-    "sdy.sharding-constraint": "opt-barrier",
-    "sdy.reshard": "opt-barrier",
-}
+_RENAMED: Final = words(
+    """dot-general:dot broadcast-in-dim:broadcast optimization-barrier:opt-barrier case:conditional
+    if:conditional top-k:topk uniform-quantize:convert uniform-dequantize:convert square:multiply
+    composite:call func.call:call sdy.manual-computation:manual sdy.sharding-constraint:opt-barrier
+    sdy.reshard:opt-barrier"""
+)
 """Operations with another name in HLO."""
 
 _TYPE: Final = re.compile(

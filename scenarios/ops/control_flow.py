@@ -68,14 +68,8 @@ def cond(
     """
     sides: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for k, value in enumerate(values):
-        switch = builder.op(
-            f"{name}/switch{k}",
-            kind="switch",
-            inputs=[value, predicate],
-            outputs=(0, 0),
-            duration_ns=0,
-            device=device,
-        )
+        facts: dict[str, Any] = {"outputs": (0, 0), "duration_ns": 0, "device": device}
+        switch = builder.op(f"{name}/switch{k}", kind="switch", inputs=[value, predicate], **facts)
         sides[0][value], sides[1][value] = switch, f"{switch}:1"
     results = list(then(builder, sides[1])), list(otherwise(builder, sides[0]))
     if len(results[0]) != len(results[1]):
@@ -136,16 +130,8 @@ def while_loop(
 
     def add(op: str, kind: str, inputs: Sequence[Any], after: Sequence[str] = (), **attributes: Any) -> str:
         outputs = (0, 0) if kind == "switch" else (0,)
-        return builder.op(
-            f"{name}/{op}",
-            kind=kind,
-            inputs=inputs,
-            after=after,
-            outputs=outputs,
-            duration_ns=0,
-            device=device,
-            attributes=attributes or None,
-        )
+        facts: dict[str, Any] = {"duration_ns": 0, "device": device, "attributes": attributes}
+        return builder.op(f"{name}/{op}", kind=kind, inputs=inputs, after=after, outputs=outputs, **facts)
 
     frame: dict[str, Any] = {"frame": name, "parallel_iterations": parallel_iterations}
     merges: dict[str, str] = {}

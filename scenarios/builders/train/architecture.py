@@ -266,11 +266,8 @@ class Architecture:
         out = (a * self.value_head, h)
         if not self.kv_rank:
             return (h, (a + 2 * self.kv_heads) * self.head), out
-        queries = (
-            ((h, self.q_rank), (self.q_rank, a * self.query_head))
-            if self.q_rank
-            else ((h, a * self.query_head),)
-        )
+        wide = a * self.query_head
+        queries = ((h, self.q_rank), (self.q_rank, wide)) if self.q_rank else ((h, wide),)
         latent = (h, self.kv_rank + self.rotary_head), (self.kv_rank, a * (self.head + self.value_head))
         return *queries, *latent, out
 

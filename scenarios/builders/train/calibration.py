@@ -541,14 +541,9 @@ def on_device(device: Device, dtype: str, bandwidth: int | None = None) -> Train
     InputError
         The device has no cost model, or (when a kernel is timed) its cost model does not know it.
     """
+    prices, fabric = KernelPrices(device, dtype), _one_fabric(bandwidth)
     return TrainingCalibration(
-        device.name,
-        math.inf,
-        math.inf,
-        collectives=_one_fabric(bandwidth),
-        alone=KernelPrices(device, dtype),
-        gap_ns=float(device.gap_ns),
-        hiding=0.0,
+        device.name, math.inf, math.inf, fabric, alone=prices, gap_ns=float(device.gap_ns), hiding=0.0
     )
 
 

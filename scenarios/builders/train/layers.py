@@ -93,19 +93,11 @@ class RankWork(RankProducts):
         around: tuple[Kernel, ...] = (Pass(2 * queries), *((Pass(rotary),) if m.rotary else ()))
         back = (*((Pass(rotary),) if m.rotary else ()), Pass(2 * (queries + 2 * keys)))
         normed = queries + keys
-        norms = [
-            LayerPiece(
-                "head norms",
-                (Pass(2 * queries), Pass(2 * keys)),
-                (Pass(3 * queries), Pass(3 * keys)),
-                saved=normed,
-                made=normed,
-                took=normed,
-            )
-        ]
+        norms, norms_back = ((Pass(n * queries), Pass(n * keys)) for n in (2, 3))
+        head_norms = LayerPiece("head norms", norms, norms_back, saved=normed, made=normed, took=normed)
         return [
             qkv,
-            *(norms if m.head_norm else ()),
+            *([head_norms] if m.head_norm else ()),
             self.core(heads, kv, around, back, m.window if part == "w" else 0),
             self.row("proj", heads * m.value_head, m.hidden, saved=False),
         ]
@@ -351,14 +343,9 @@ class RankWork(RankProducts):
         m = self.model
         forward, of_input, of_weight = self.products(self.few, m.hidden, m.experts)
         scores = Pass(12 * self.few * m.experts)
-        return LayerPiece(
-            "router",
-            (forward, scores),
-            (scores, of_input, *of_weight),
-            saved=self.thin + 4 * self.few + 2 * 4 * self.few * m.experts,
-            made=self.thin,
-            took=self.thin,
-        ).computed_in(WIDE)
+        back: tuple[Kernel, ...] = (scores, of_input, *of_weight)
+        saved, thin = self.thin + 4 * self.few + 2 * 4 * self.few * m.experts, self.thin
+        return LayerPiece("router", (forward, scores), back, saved, thin, thin).computed_in(WIDE)
 
     def _copies(self) -> float:
         """Return the copies of a token that the dispatcher sends / the experts that it goes to.
@@ -448,16 +435,10 @@ class RankWork(RankProducts):
         # in place.
         unused = out.backward_extra + (0 if self.batch.lora else mine * m.hidden * self.e)
         out = replace(out, saved=self.read_again(self.thin), backward_extra=unused).computed_in(WIDE)
-        there, back, saved, extra, backward_extra = (T * mine * nbytes for nbytes in _LOSSES[self.batch.loss])
-        entropy = LayerPiece(
-            "loss",
-            (Pass(there, "cross-entropy"), *sums),
-            (Pass(back, "cross-entropy"),),
-            saved=saved + 4 * T,
-            extra=extra,
-            backward_extra=backward_extra,
-        )
-        return [self.norm(self.thin), out, entropy]
+        there, back, saved, extra, extra_back = (T * mine * nbytes for nbytes in _LOSSES[self.batch.loss])
+        run, run_back = (Pass(there, "cross-entropy"), *sums), (Pass(back, "cross-entropy"),)
+        loss = LayerPiece("loss", run, run_back, saved + 4 * T, extra=extra, backward_extra=extra_back)
+        return [self.norm(self.thin), out, loss]
 
 
 _LOSSES: Final[Mapping[str, tuple[int, int, int, int, int]]] = {

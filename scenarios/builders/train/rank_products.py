@@ -196,12 +196,7 @@ class RankProducts:
         return LayerPiece(
             name,
             (*self.scatter_after(forward), *dropout, Pass(add)),
-            (
-                *dropout,
-                *self.gather_for(of_input, 2 if twice else 1),
-                *of_weight,
-                Pass(add),
-            ),
+            (*dropout, *self.gather_for(of_input, 2 if twice else 1), *of_weight, Pass(add)),
             saved=(self.read_again(self.tokens * k * self.e) if saved else 0) + mask,
             made=self.few * n * self.e,
             took=self.tokens * k * self.e,
@@ -320,18 +315,12 @@ class RankProducts:
             Attention(count, length, m.heads, 1, m.head, m.head, window=min(length, m.reach(part, length)))
             for length, count in self.batch.sequences(self.batch.samples, self.batch.sequence).items()
         ]
+        backs = tuple(run._replace(backward=True) for run in runs)
         read = 2 * (q + key)  # inputs and outputs of the norms
         lse = 4 * tokens * m.heads
         pooled = tokens // POOLED[part] * m.head * e if part in POOLED else 0
-        return LayerPiece(
-            "attention",
-            tuple(runs),
-            tuple(run._replace(backward=True) for run in runs),
-            saved=read + pooled + lse + q,
-            made=q,
-            took=read,
-            dropped=lse,
-        )
+        saved = read + pooled + lse + q
+        return LayerPiece("attention", (*runs,), backs, saved=saved, made=q, took=read, dropped=lse)
 
     def mix_streams(self, part: Iterable[LayerPiece], number: int) -> list[LayerPiece]:
         """Return the pieces of a part of a layer, with those that mix residual streams for it.
@@ -343,18 +332,9 @@ class RankProducts:
         into, columns = self.model.mix_weights
         product = self.plain(f"mix {number}", into, columns, n * thin).computed_in(WIDE)
         before = _behind(product, Pass((n + 1) * thin), Pass((3 * n + 1) * thin))
-        return [
-            replace(before, made=thin, took=n * thin),
-            *part,
-            LayerPiece(
-                "mix out",
-                (Pass((2 * n + 1 - 3) * thin),),
-                (Pass((3 * n + 2 - 3) * thin),),
-                saved=thin,
-                made=n * thin,
-                took=thin,
-            ),
-        ]
+        run, back = Pass((2 * n + 1 - 3) * thin), Pass((3 * n + 2 - 3) * thin)
+        behind = LayerPiece("mix out", (run,), (back,), saved=thin, made=n * thin, took=thin)
+        return [replace(before, made=thin, took=n * thin), *part, behind]
 
 
 def _behind(piece: LayerPiece, forward: Pass, backward: Pass) -> LayerPiece:

@@ -245,7 +245,7 @@ class Training(RankOptions):
         """Size and nodes of each group."""
         return {name: self.layout.group(name) for name in GROUPS}
 
-    def time_by_kind(self, kernels: tuple[Kernel, ...]) -> Spent:
+    def time_by_kind(self, kernels: Sequence[Kernel]) -> Spent:
         """Return the time of kernels by kind."""
         spent = dict.fromkeys(Spent._fields, 0.0)
         timed = [kernel for kernel in kernels if not isinstance(kernel, Collective)]
@@ -386,16 +386,14 @@ class Training(RankOptions):
             if unit.boundary:  # a layer: its norms, and a bias per product
                 parameters += self.model.norm_parameters(unit.kind)
                 parameters += sum(k.n for p, k in own if not p.adapts) if self.model.biases else 0
-            weights, copy = self.time_by_kind(tuple(of_weights)), self._copy_ns(unit)
-            run_again = [kernel for piece in unit.pieces for kernel in piece.again]
+            weights, copy = self.time_by_kind(of_weights), self._copy_ns(unit)
+            run_again = self.time_by_kind([kernel for piece in unit.pieces for kernel in piece.again])
             found = StagePart(
                 (unit,),
                 parameters,
                 sum(k.groups * k.k * k.n for p, k in own if p.name.startswith("experts")),
-                self.time_by_kind(tuple(forward)).beside(copy),
-                self.time_by_kind(tuple(others))
-                .plus(self.time_by_kind(tuple(run_again)))
-                .beside(copy - weights.ns),
+                self.time_by_kind(forward).beside(copy),
+                self.time_by_kind(others).plus(run_again).beside(copy - weights.ns),
                 weights,
                 sum(k.groups * k.k * k.n for p, k in own if p.adapts),
             )
@@ -439,14 +437,10 @@ class Training(RankOptions):
         if self.layout.sharding == "none":
             parts = ((dense, groups["dp_cp"]), (experts, groups["edp"]))
             return sum(cost("all_reduce", n * self.gradient_bytes, group) for n, group in parts), 0.0
-        return (
-            sum(self.scatter_ns(dense))
-            + cost("reduce_scatter", experts * self.gradient_bytes, groups["edp"]),
-            cost(
-                "all_gather", self.gathered_bytes(dense, dense if self.lora else stage.words), groups["shard"]
-            )
-            + cost("all_gather", self.gathered_bytes(experts), groups["edp"]),
-        )
+        scatter = cost("reduce_scatter", experts * self.gradient_bytes, groups["edp"])
+        gather = cost("all_gather", self.gathered_bytes(experts), groups["edp"])
+        gather_dense = self.gather_ns(dense, wide=dense if self.lora else stage.words)
+        return sum(self.scatter_ns(dense)) + scatter, gather_dense + gather
 
     def gathered_bytes(self, parameters: int, wide: int = 0) -> int:
         """Return the bytes of gathered parameters, `wide` of them words; DeepSpeed gathers all in 16 bits."""
@@ -535,25 +529,20 @@ class Training(RankOptions):
     @cached_property
     def around(self) -> Around:
         """What precedes and follows the pipeline."""
+        layout, first = self.layout, self.each_stage[0]
         reduced = [self.reduce_ns(stage) for stage in self.each_stage]
+        scatters = [0 if self.reduces_each else round_half_up(scatter) for scatter, _ in reduced]
+        gathers = [round_half_up(gather) for _, gather in reduced if layout.sharding != "none"]
         alone = not any(sum(both) for both in reduced)
-        first = self.each_stage[0]
-        norm = self.calibration.collective_ns(
-            "all_reduce", 4, RankGroup(self.layout.ranks, -(-self.layout.ranks // self.layout.node))
-        )
+        everybody = RankGroup(layout.ranks, -(-layout.ranks // layout.node))
+        buckets = layout.buckets(sum(self.count_trained(first)), len(first.units)) if self.overlap else 1
         return Around(
             optimizer_ns=tuple(round_half_up(self.optimizer_ns(stage)) for stage in self.each_stage),
-            synchronisation_ns=round_half_up(norm),
-            all_reduce_ns=()
-            if alone
-            else tuple(0 if self.reduces_each else round_half_up(scatter) for scatter, _ in reduced),
-            all_gather_ns=()
-            if alone or self.layout.sharding == "none"
-            else tuple(round_half_up(gather) for _, gather in reduced),
+            synchronisation_ns=round_half_up(self.calibration.collective_ns("all_reduce", 4, everybody)),
+            all_reduce_ns=() if alone else tuple(scatters),
+            all_gather_ns=() if alone else tuple(gathers),
             overlap=self.overlap,
-            buckets=self.layout.buckets(sum(self.count_trained(first)), len(first.units))
-            if self.overlap
-            else 1,
+            buckets=buckets,
         )
 
     # -- memory -------------------------------------------------------------------------------------------

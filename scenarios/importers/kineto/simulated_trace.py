@@ -384,8 +384,7 @@ def load(paths: Sequence[StrPath], name: str, *, host: bool = True) -> Graph:
         if delays is None:
             facts, delays = {}, delays_of(slices, {})
         builder = GraphBuilder(name)
-        for record in _ops(slices, delays or {}):
-            builder.op(**record)
+        _add_ops(builder, slices, delays or {})
     described = {
         device: {key: f"{ns}ns" for key, ns in own._asdict().items()}
         for device, own in facts.items()
@@ -411,8 +410,8 @@ def _run(data: Any, known: dict[str, Any], first: StrPath) -> dict[str, Any]:
     return said
 
 
-def _ops(slices: Sequence[Slice], delays: Mapping[int, tuple[int, int]]) -> Iterator[dict[str, Any]]:
-    """Yield the ops, each behind its delay."""
+def _add_ops(builder: GraphBuilder, slices: Sequence[Slice], delays: Mapping[int, tuple[int, int]]) -> None:
+    """Add the ops, each behind its delay."""
     taken: set[str] = set()
     counted: Counter[str] = Counter()
 
@@ -429,26 +428,12 @@ def _ops(slices: Sequence[Slice], delays: Mapping[int, tuple[int, int]]) -> Iter
         each.name = unused_name(each.name)
     for each in ops:
         after = list(dict.fromkeys(source.name for source in each.before))
-        where = {key: each.attributes[key] for key in ("stream", "thread") if key in each.attributes}
+        own: dict[str, Any] = {"device": each.device, "attributes": each.attributes, **each.more}
         each.attributes["recorded_start_ns"] = each.start_ns
         if id(each) in delays:
             since, ns = delays[id(each)]
             delay = unused_name(f"delay.{each.name}")
-            yield {
-                "name": delay,
-                "kind": "delay",
-                "duration_ns": ns,
-                "after": after,
-                "device": each.device,
-                "attributes": where | {"recorded_start_ns": since},
-            }
-            after = [delay]
-        yield {
-            "name": each.name,
-            "kind": each.kind,
-            "duration_ns": each.duration_ns,
-            "after": after,
-            "device": each.device,
-            "attributes": each.attributes,
-            **each.more,
-        }
+            where = {key: each.attributes[key] for key in ("stream", "thread") if key in each.attributes}
+            idle: dict[str, Any] = {"device": each.device, "attributes": where | {"recorded_start_ns": since}}
+            after = [builder.op(delay, kind="delay", duration_ns=ns, after=after, **idle)]
+        builder.op(each.name, kind=each.kind, duration_ns=each.duration_ns, after=after, **own)
