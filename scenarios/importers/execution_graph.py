@@ -327,9 +327,8 @@ def _is_columnwise(shapes: Sequence[Any], strides: Sequence[Any]) -> bool:
     """Whether an operand has other neighbours than the first: along its columns where that has rows."""
     for shape, own in zip(shapes[1:], strides[1:], strict=False):
         axes = [axis for axis in zip(shape, own, strides[0], strict=False) if axis[0] > 1]
-        if any(to == 1 < step for _, step, to in axes) and any(
-            step == 1 and to >= _FAR for _, step, to in axes
-        ):
+        apart = any(to == 1 < step for _, step, to in axes)
+        if apart and any(step == 1 and to >= _FAR for _, step, to in axes):
             return True
     return False
 

@@ -377,12 +377,9 @@ class _Ops:
         facts, sources = nodes.op_facts(node, outputs, self.values, self.whole.dtype)
         where = f"node {nodes.node_name(node)!r} ({node.op_type})"
         inputs = [self.read(value) for value in sources]
-        name = self._add(
-            self._name(node, len(outputs)),
-            inputs=inputs,
-            **op_arguments(facts, where, facts.attributes, known=facts.kind in COSTS),
-            dtype=nodes.compute_dtype(node, self.values, self.whole.dtype),
-        )
+        made = op_arguments(facts, where, facts.attributes, known=facts.kind in COSTS)
+        dtype = nodes.compute_dtype(node, self.values, self.whole.dtype)
+        name = self._add(self._name(node, len(outputs)), inputs=inputs, **made, dtype=dtype)
         self._refer(outputs, name)
 
     def _refer(self, outputs: Sequence[str], name: str, first: int = 0) -> None:

@@ -185,12 +185,9 @@ def op_facts(
     if first := _FACTORS.get(node.op_type):
         rest = [given for i, given in enumerate(inputs) if i not in first]
         inputs = [inputs[i] if 0 <= i < len(inputs) else None for i in first] + rest
-    facts = OpFacts(
-        kind_of(node.op_type, node.domain),
-        tuple(inputs),
-        tuple(tensor_facts(values[o], dtype) if o in values else TensorFacts((0,), 0) for o in outputs),
-        _attributes_of(node) | told,
-    )
+    written = (tensor_facts(values[o], dtype) if o in values else TensorFacts((0,), 0) for o in outputs)
+    kind = kind_of(node.op_type, node.domain)
+    facts = OpFacts(kind, tuple(inputs), tuple(written), _attributes_of(node) | told)
     return facts, [source for source in sources if source is not None]
 
 

@@ -25,6 +25,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from scenarios.importers.files import stem
 from sim.base.errors import GraphError, InputError, hint, in_file
@@ -146,17 +147,13 @@ def _layer(match: re.Match[str], predecessors: list[str], path: StrPath) -> Laye
     missing = [key for key in _NEEDED if key not in facts]
     if missing:
         raise InputError(f"{where}: {missing[0]} is missing")
-    forward, backward = (1_000_000 * _number(facts[key], where) for key in _NEEDED[:2])
-    sizes = [_number(text, where) for text in facts["activation_size"].strip("[]").split(";")]
+    forward, backward = (round_half_up(1_000_000 * _number(facts[key], where)) for key in _NEEDED[:2])
+    texts = facts["activation_size"].strip("[]").split(";")
+    sizes = tuple(round_half_up(_number(text, where)) for text in texts)
+    weights = round_half_up(_number(facts["parameter_size"], where))
+    stage = int(_number(facts["stage_id"], where)) if "stage_id" in facts else None
     return LayerProfile(
-        match["name"],
-        match["what"],
-        round_half_up(forward),
-        round_half_up(backward),
-        tuple(round_half_up(size) for size in sizes),
-        round_half_up(_number(facts["parameter_size"], where)),
-        tuple(predecessors),
-        int(_number(facts["stage_id"], where)) if "stage_id" in facts else None,
+        match["name"], match["what"], forward, backward, sizes, weights, (*predecessors,), stage
     )
 
 
@@ -203,40 +200,27 @@ def training_graph(layers: Sequence[LayerProfile], name: str) -> Graph:
     builder = GraphBuilder(name)
     by_name = {layer.name: layer for layer in layers}
     picked = {layer.name: _picked_output(layer, by_name) for layer in layers}
+    about: dict[str, dict[str, Any]] = {
+        layer.name: {"stage": layer.stage, "attributes": {"layer": layer.description}} for layer in layers
+    }
     for layer in layers:
         for weight in layer.weights:
             builder.parameter(weight, layer.parameter_bytes)
-        builder.op(
-            f"F.{layer.name}",
-            kind=layer.kind,
-            inputs=[
-                *(output_name(f"F.{before}", picked[layer.name]) for before in layer.predecessors),
-                *layer.weights,
-            ],
-            outputs=layer.activation_bytes,
-            duration_ns=layer.forward_ns,
-            stage=layer.stage,
-            phase="F",
-            attributes={"layer": layer.description},
-        )
+        reads = [output_name(f"F.{before}", picked[layer.name]) for before in layer.predecessors]
+        op = {"kind": layer.kind, "duration_ns": layer.forward_ns, "phase": "F", **about[layer.name]}
+        outputs = layer.activation_bytes
+        builder.op(f"F.{layer.name}", inputs=[*reads, *layer.weights], outputs=outputs, **op)
     gradients: dict[str, list[str]] = {name: [] for name in by_name}
     for layer in reversed(layers):
         if layer.is_input:
             continue
         sources = [before for before in layer.predecessors if not by_name[before].is_input]
-        op = f"B.{layer.name}"
         for k, before in enumerate(sources):
-            gradients[before].append(output_name(op, k))
-        builder.op(
-            op,
-            kind=f"{layer.kind}_grad",
-            inputs=[f"F.{layer.name}", *gradients[layer.name], *layer.weights],
-            outputs=[by_name[before].activation_bytes[picked[layer.name]] for before in sources],
-            duration_ns=layer.backward_ns,
-            stage=layer.stage,
-            phase="B",
-            attributes={"layer": layer.description},
-        )
+            gradients[before].append(output_name(f"B.{layer.name}", k))
+        reads = [f"F.{layer.name}", *gradients[layer.name], *layer.weights]
+        sizes = [by_name[before].activation_bytes[picked[layer.name]] for before in sources]
+        op = {"kind": f"{layer.kind}_grad", "duration_ns": layer.backward_ns, "phase": "B"}
+        builder.op(f"B.{layer.name}", inputs=reads, outputs=sizes, **op, **about[layer.name])
     return builder.build()
 
 

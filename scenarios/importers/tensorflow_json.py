@@ -334,17 +334,10 @@ def _graph(file: File, batch: int | None, unknown: str) -> Graph:
         facts = op_facts(node["op"], given, written, node.get("attributes", {}))
         sized = recorded.open.keys().isdisjoint([*sources, *((name, k) for k in range(len(written)))])
         known, where = facts.kind in COSTS and sized, f"node {name!r} ({node['op']})"
-        builder.op(
-            name,
-            inputs=[
-                (output_name(source, k), int(recorded.kinds[source] == "next_iteration"))
-                for source, k in sources
-            ],
-            after=after,
-            **op_arguments(facts, where, plain_attributes(node.get("attributes", {})), known=known),
-            device=recorded.pin(name),
-            dtype=recorded.dtype(name),
-        )
+        made = op_arguments(facts, where, plain_attributes(node.get("attributes", {})), known=known)
+        reads = [(output_name(s, k), int(recorded.kinds[s] == "next_iteration")) for s, k in sources]
+        pin, dtype = recorded.pin(name), recorded.dtype(name)
+        builder.op(name, inputs=reads, after=after, **made, device=pin, dtype=dtype)
     return builder.build()
 
 

@@ -441,24 +441,17 @@ def _build(program: Any, name: str, dtype: str | None, trained: Set[str]) -> Gra
         for place in _operands_to_copy(operator_name(node.target), tensors):
             moved, value = _facts([tensors[place]], dtype), tensors[place].meta["val"]
             says = {"aten": "aten.clone.default", "columnwise": value.stride(-1) > 1}
-            inputs[place] = builder.op(
-                f"operand {place} of {node.name}",
-                inputs=[inputs[place]],
-                **op_arguments(OpFacts("transpose", moved, moved, {}), where, says),
-                dtype=_dtype(value, dtype),
-            )
+            clone = op_arguments(OpFacts("transpose", moved, moved, {}), where, says)
+            clone |= {"inputs": [inputs[place]], "dtype": _dtype(value, dtype)}
+            inputs[place] = builder.op(f"operand {place} of {node.name}", **clone)
         read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
         computing = [*_values(node), *read]  # operands of several types are brought to that of the result
         made = op_arguments(facts, where, attributes, known=facts.kind in COSTS)
         if (whole := _whole_of(node)) is not node:  # who reads it from now on, reads what is written here
             made["outputs"] = [of.nbytes for of in _facts([whole], dtype)]
             made["attributes"]["view_of"] = tensors.index(node.args[0])
-        refs[node] = refs[whole] = builder.op(
-            node.name,
-            inputs=inputs,
-            **made,
-            dtype=dtypes.math_dtype([_dtype(value, dtype) for value in computing]),
-        )
+        made["dtype"] = dtypes.math_dtype([_dtype(value, dtype) for value in computing])
+        refs[node] = refs[whole] = builder.op(node.name, inputs=inputs, **made)
     return builder.build()
 
 

@@ -269,7 +269,7 @@ def work_of(instruction: Instruction, given: Sequence[Array]) -> int:
     return 0
 
 
-def _applied(one: Instruction) -> int:
+def _body_flop(one: Instruction) -> int:
     """Return the flop of one application of what an instruction applies; without its body, 1."""
     return flop_of(one.called[0]) if one.called else 1
 
@@ -286,10 +286,10 @@ def _fft(one: Instruction, given: Sequence[Array]) -> int:
 
 
 _WORK: Final[Mapping[str, Callable[[Instruction, Sequence[Array]], int]]] = {
-    "map": lambda one, given: _applied(one) * one.results[0].elements,
-    "reduce": lambda one, given: _applied(one) * max(0, given[0].elements - one.results[0].elements),
-    "reduce-window": lambda one, given: _applied(one) * _others(one) * one.results[0].elements,
-    "scatter": lambda one, given: _applied(one) * given[-1].elements,
+    "map": lambda one, given: _body_flop(one) * one.results[0].elements,
+    "reduce": lambda one, given: _body_flop(one) * max(0, given[0].elements - one.results[0].elements),
+    "reduce-window": lambda one, given: _body_flop(one) * _others(one) * one.results[0].elements,
+    "scatter": lambda one, given: _body_flop(one) * given[-1].elements,
     "select-and-scatter": lambda one, given: (
         (flop_of(one.called[0]) * _others(one) + flop_of(one.called[1])) * given[1].elements
     ),

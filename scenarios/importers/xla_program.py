@@ -129,6 +129,7 @@ class Traced:
 
 
 TracedShape = Traced | list[Any]
+_Known = ChainMap[str, TracedShape]
 
 
 def flat(values: TracedShape | Sequence[TracedShape]) -> list[Traced]:
@@ -268,14 +269,14 @@ class _Program:
         computation: Computation,
         arguments: Sequence[TracedShape],
         path: str,
-        outer: ChainMap[str, TracedShape] | None = None,
+        outer: _Known | None = None,
         stream: int | None = None,
     ) -> TracedShape:
         """Write the ops of a computation and return its result."""
         self._depth += 1
         length = self._seen + self._length(computation, self._depth)
         at_most(_MOST_INSTRUCTIONS, length, "instructions, with loops and calls written out,")
-        known: ChainMap[str, TracedShape] = ChainMap({}, *(outer.maps if outer is not None else ()))
+        known: _Known = ChainMap({}, *(outer.maps if outer is not None else ()))
 
         def value(name: str, index: int | None) -> TracedShape:
             if name not in known:
@@ -313,12 +314,7 @@ class _Program:
         return self._lengths[id(computation)]
 
     def _step(
-        self,
-        one: Instruction,
-        given: list[TracedShape],
-        path: str,
-        known: ChainMap[str, TracedShape],
-        stream: int | None,
+        self, one: Instruction, given: list[TracedShape], path: str, known: _Known, stream: int | None
     ) -> TracedShape:
         """Trace an instruction and return its result."""
         opcode, called = one.opcode, one.called
@@ -351,11 +347,8 @@ class _Program:
         if not self._module.compiled:
             if opcode == "broadcast" and len(read) == 1 and isinstance(one.shape, Array):
                 return replace(read[0], array=one.shape)
-            if (
-                opcode == "transpose"
-                and len(read) == 1
-                and same_order(read[0].array, one.attributes["dimensions"])
-            ):
+            alone = opcode == "transpose" and len(read) == 1
+            if alone and same_order(read[0].array, one.attributes["dimensions"]):
                 return read[0].as_shape(one.shape)  # type: ignore[arg-type]
             if isinstance(one.shape, Array) and one.shape.elements == 1 and all(v.ref is None for v in read):
                 return Traced(one.shape, number=number_made(one, [v.number for v in read]))
@@ -377,9 +370,7 @@ class _Program:
         )
         return shape_values(one.shape, made)
 
-    def _loop(
-        self, one: Instruction, given: list[TracedShape], where: str, known: ChainMap[str, TracedShape]
-    ) -> TracedShape:
+    def _loop(self, one: Instruction, given: list[TracedShape], where: str, known: _Known) -> TracedShape:
         """Trace all iterations of a loop."""
         condition, body = one.called
         state, trips, n = given, one.attributes.get("trips"), 0
@@ -401,9 +392,7 @@ class _Program:
                 break
         return state[0] if len(given) == 1 else state
 
-    def _holds(
-        self, condition: Computation, state: Sequence[TracedShape], known: ChainMap[str, TracedShape]
-    ) -> bool | None:
+    def _holds(self, condition: Computation, state: Sequence[TracedShape], known: _Known) -> bool | None:
         """Return whether a condition is true, or None if its numbers are unknown."""
         silent, self._silent = self._silent, True
         compiled, self._module.compiled = self._module.compiled, False  # so that constants are traced
@@ -411,9 +400,7 @@ class _Program:
         self._silent, self._module.compiled = silent, compiled
         return None if not isinstance(found, Traced) or found.number is None else bool(found.number)
 
-    def _branch(
-        self, one: Instruction, given: list[TracedShape], where: str, known: ChainMap[str, TracedShape]
-    ) -> TracedShape:
+    def _branch(self, one: Instruction, given: list[TracedShape], where: str, known: _Known) -> TracedShape:
         """Trace the branch that is taken, or, if unknown, the one with most flop."""
         chosen = flat(given[0])[0]
         n = None if chosen.number is None else int(chosen.number)

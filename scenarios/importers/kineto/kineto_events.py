@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -208,11 +209,9 @@ def _add_sizes(
         name, n = around.get(task.correlation, ("", UNSET))
         if name and operators[i] == name:
             longest[n] = max(longest.get(n, i), i, key=lambda at: tasks[at].duration_ns)
-    known: dict[tuple[str, bytes, bytes, bytes, bytes], dict[str, Any]] = {}
+    sizes = cache(sizes_of)
     for n, i in longest.items():
-        if (noted := inputs[n]) not in known:
-            known[noted] = sizes_of(*noted)
-        tasks[i] = tasks[i]._replace(facts={**tasks[i].facts, **known[noted]})
+        tasks[i] = tasks[i]._replace(facts={**tasks[i].facts, **sizes(*inputs[n])})
 
 
 def _operators_of(

@@ -169,7 +169,7 @@ def _add_tasks(found: EventColumns, plane: _Plane, line: bytes, device: int, kin
                 facts = _shape(str(noted))
             elif noted := event.stats.get("memcpy_details", event.stats.get("memset_details")):
                 called, nbytes = _copy_of(called, str(noted))
-            _add(found, event, called, device, int(stream[1]), nbytes, facts)
+            _add(found, event, called, (device, int(stream[1])), nbytes, facts)
 
 
 def _add_ops(found: EventColumns, ops: list[_Event], device: int, stream: int) -> None:
@@ -177,24 +177,20 @@ def _add_ops(found: EventColumns, ops: list[_Event], device: int, stream: int) -
     for n, op in enumerate(ops):
         then = ops[n + 1] if n + 1 < len(ops) else op
         if then is op or then.end_ns > op.end_ns or then.start_ns >= op.end_ns:
-            _add(found, op, op.name, device, stream, 0, {})
+            _add(found, op, op.name, (device, stream), 0, {})
 
 
 def _add(
-    found: EventColumns,
-    event: _Event,
-    name: str,
-    device: int,
-    stream: int,
-    nbytes: int,
-    facts: dict[str, Any],
+    found: EventColumns, event: _Event, name: str, lane: tuple[int, int], nbytes: int, facts: dict[str, Any]
 ) -> None:
     said = event.stats
     own = {"operator": said.get("hlo_op"), "module": said.get("tf_op", said.get("annotation"))}
     facts |= {key: value for key, value in own.items() if isinstance(value, str) and value}
     launch = said.get("correlation_id")  # of one that no call launches a number of its own, in order of time
-    place = device, stream, launch if isinstance(launch, int) else _UNLAUNCHED + len(found.tasks)
-    found.tasks.append(GpuTask(name, *place, event.start_ns, event.end_ns - event.start_ns, nbytes, facts))
+    number = launch if isinstance(launch, int) else _UNLAUNCHED + len(found.tasks)
+    found.tasks.append(
+        GpuTask(name, *lane, number, event.start_ns, event.end_ns - event.start_ns, nbytes, facts)
+    )
 
 
 def _shape(noted: str) -> dict[str, Any]:
