@@ -40,7 +40,19 @@ _SPELLED: Final = {word: name for name, row in DTYPES.items() for word in (name,
 
 @cache
 def _by_spelling(name: str) -> str | None:
-    return _SPELLED.get(name.lower().rpartition(".")[2])
+    return _SPELLED.get(name.lower().replace("::", ".").rpartition(".")[2])
+
+
+def sized_dtype(name: str) -> str | None:
+    """Return the short name of a data type, as `dtype_name`; None if nobody knows it, or its size.
+
+    Examples
+    --------
+    >>> [sized_dtype(name) for name in ("FLOAT8E5M2", "c10::Half", "long int", "s32", "string", "f99")]
+    ['fp8', 'fp16', 'int64', 'int32', None, None]
+    """
+    found = _by_spelling(name)
+    return found if found in BITS else None
 
 
 def dtype_name(dtype: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.describe.field_types import dtype_bits
+from devices.describe.field_types import dtype_bits, sized_dtype
 from scenarios.importers import torch_export as aten
 from scenarios.importers.files import parts, read_json
 from scenarios.importers.tensor_flow import Tensor, written_arguments
@@ -46,14 +46,6 @@ _MOST: Final = 2**48
 
 _OTHER: Final = InputError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 """Exceptions of formulas for arguments that no such operator has."""
-
-DTYPES: Final = {
-    "float": "fp32", "double": "fp64", "c10::Half": "fp16", "c10::BFloat16": "bf16", "int": "int32",
-    "long int": "int64", "long": "int64", "short int": "int16", "short": "int16", "signed char": "int8",
-    "unsigned char": "uint8", "bool": "bool", "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128", "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8",
-}  # fmt: skip
-"""PyTorch's name of a data type there -> our name."""
 
 
 class TensorValue(NamedTuple):
@@ -178,7 +170,7 @@ def _argument(value: Any, shape: Any, kind: Any) -> Argument:
         nbytes = _whole(elements, _MOST) * _whole(size, 1025)
         dimensions = tuple(_whole(n, _MOST) for n in _parse_list(shape))
         inside = kind.removeprefix("Tensor(").removesuffix(")")
-        return TensorValue(Tensor((str(device), _whole(storage)), nbytes), dimensions, DTYPES.get(inside))
+        return TensorValue(Tensor((str(device), _whole(storage)), nbytes), dimensions, sized_dtype(inside))
     if isinstance(kind, str) and kind.startswith("GenericList[") and "Tensor(" in kind:
         kinds = parts(kind.removeprefix("GenericList[").removesuffix("]"))
         return [_argument(*each) for each in zip(_parse_list(value), _parse_list(shape), kinds, strict=True)]
@@ -309,7 +301,7 @@ def sizes_of(
     {'bytes_read': 40, 'bytes_written': 30, 'dtype': 'fp16'}
     """
     listed, words, steps = (json.loads(noted) if noted else [] for noted in (shapes, types, strides))
-    dtypes = [DTYPES.get(str(word)) for word in (words if isinstance(words, list) else [])]
+    dtypes = [sized_dtype(str(word)) for word in (words if isinstance(words, list) else [])]
     try:
         found = _sizes_of(name, listed, values) if name in _SIZED else _bytes_of(name, listed, dtypes)
         if name not in _SIZED and steps and _is_columnwise(listed, steps):

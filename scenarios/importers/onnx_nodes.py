@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from devices.describe.field_types import sized_dtype
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
 from sim.base.errors import InputError
@@ -200,9 +201,9 @@ def _dtype_of(value: Value, dtype: str | None, stored: int | None = None) -> str
     from onnx import TensorProto
 
     theirs: str = TensorProto.DataType.Name(value.elem if stored is None else stored)
-    if theirs not in dtypes.ONNX:
+    ours = sized_dtype(theirs)
+    if ours is None:
         raise InputError(f"tensors of {theirs} have no size")
-    ours = dtypes.ONNX[theirs]
     return dtype if dtype is not None and ours in dtypes.FLOATING else ours
 
 

@@ -32,6 +32,7 @@ from typing import Any, Literal, NamedTuple, NotRequired
 from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
+from devices.describe.field_types import sized_dtype
 from scenarios.importers import files as checked_json
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_costs import COSTS, op_arguments
@@ -129,19 +130,18 @@ class RecordedNodes:
     def _add_size(self, name: str, k: int, dtype: str, shape: list[int | None] | None) -> TensorFacts:
         if dtype == "resource":  # a handle; the variable itself is a parameter
             return TensorFacts((), 0)
-        if dtype not in dtypes.TENSORFLOW or shape is None or None in shape:
+        ours = sized_dtype(dtype)
+        if ours is None or shape is None or None in shape:
             self.open[name, k] = f"{name}:{k} ({dtype} {'of unknown rank' if shape is None else shape})"
             return TensorFacts((0,), 0)
         whole = tuple(n for n in shape if n is not None)
-        return TensorFacts(whole, dtypes.nbytes(whole, dtypes.TENSORFLOW[dtype]))
+        return TensorFacts(whole, dtypes.nbytes(whole, ours))
 
     def dtype(self, name: str) -> str | None:
         """Return the type in which a node computes: that of its result, or of what it compares or assigns."""
         results = [dtype for dtype in _dtypes(self.nodes[name])[:1] if dtype != "bool"]
-        for theirs in [*results, *(_dtypes(self.nodes[source])[k] for source, k in self.sources[name])]:
-            if theirs in dtypes.TENSORFLOW:
-                return dtypes.TENSORFLOW[theirs]
-        return None
+        given = [_dtypes(self.nodes[source])[k] for source, k in self.sources[name]]
+        return next(filter(None, map(sized_dtype, [*results, *given])), None)
 
     def pin(self, name: str) -> str | None:
         """Return our name of a device: gpu0 for ``/job:worker/device:GPU:0``, gpu for ``/device:GPU:*``."""

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Final, Literal
 from unittest import mock
 
+from devices.describe.field_types import sized_dtype
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_costs import COSTS, op_arguments, without_formula
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
@@ -545,5 +546,5 @@ def _facts(nodes: Sequence[Any], dtype: str | None) -> tuple[TensorFacts, ...]:
 
 def _dtype(value: Any, dtype: str | None) -> str:
     own = str(value.dtype).removeprefix("torch.")
-    name = dtypes.TENSORFLOW.get(own, own)
+    name = sized_dtype(own) or own
     return dtype if dtype is not None and name in dtypes.FLOATING else dtypes.check_dtype(name)

@@ -30,19 +30,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+from devices.describe.field_types import sized_dtype
 from scenarios.importers.files import DEPTH, MARKS, parts
 from scenarios.importers.xla_costs import Array, Computation, Instruction, Shape
 from sim.base.errors import InputError
-
-DTYPES: Final = {
-    **{f"u{bits}": f"uint{bits}" for bits in (4, 8, 16, 32, 64)},
-    **{f"s{bits}": f"int{bits}" for bits in (4, 8, 16, 32, 64)},
-    **{f"f{bits}": f"fp{bits}" for bits in (16, 32, 64)},
-    **{f"c{bits}": f"complex{bits}" for bits in (64, 128)},
-    "bf16": "bf16",
-    "pred": "bool",
-}
-"""HLO's number types in our terms; fractional types of 8 and 4 bits have longer names."""
 
 MOST_DEPTH: Final = 100
 """Maximum nesting of shapes, regions and calls."""
@@ -82,13 +73,10 @@ def dtype_of(name: str) -> str:
     InputError
         The type has no size.
     """
-    lower = name.lower()
-    if lower in DTYPES:
-        return DTYPES[lower]
-    if re.fullmatch(r"f8e\w{3,9}", lower):
-        return "fp8"
-    if re.fullmatch(r"f4e\w{3,9}", lower):
-        return "fp4"
+    if (known := sized_dtype(name)) is not None:
+        return known
+    if narrow := re.fullmatch(r"f([48])e\w{3,9}", name.lower()):
+        return f"fp{narrow[1]}"
     raise InputError(f"a tensor of {name:.40}, whose size is not known")
 
 

@@ -128,33 +128,10 @@ def check_attributes(graph: Graph, machine: Machine) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Names and sizes of data types: ours, and those of ONNX and TensorFlow.
+# Data types of an imported graph.
 
 FLOATING = frozenset(name for name in BITS if name.startswith(("fp", "bf")))
 """The types that an importer's `dtype=` replaces."""
-
-_INTEGERS = [name for name in BITS if "int" in name]
-
-ONNX = {name.upper(): name for name in [*_INTEGERS, "bool", "complex64", "complex128"]} | {
-    "DOUBLE": "fp64",
-    "FLOAT": "fp32",
-    "FLOAT16": "fp16",
-    "BFLOAT16": "bf16",
-    **dict.fromkeys(("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT8E8M0"), "fp8"),
-    "FLOAT4E2M1": "fp4",
-}
-"""``TensorProto.DataType`` -> our name."""
-
-TENSORFLOW = {name: name for name in [*_INTEGERS, "bool", "complex64", "complex128"]} | {
-    **{f"float{bits}": f"fp{bits}" for bits in (16, 32, 64)},
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-    "qint8": "int8",
-    "quint8": "uint8",
-    "qint32": "int32",
-}
-"""``tf.DType.name`` -> our name."""
 
 
 def snake_case(operator: str) -> str:

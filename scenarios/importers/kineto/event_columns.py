@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 import msgspec
 import numpy as np
 
-from devices.describe.field_types import dtype_bits
-from scenarios.importers.execution_graph import DTYPES, is_sized
+from devices.describe.field_types import dtype_bits, sized_dtype
+from scenarios.importers.execution_graph import is_sized
 from scenarios.importers.kineto.gradients import (
     FORWARD_THREAD,
     SEQUENCE,
@@ -239,19 +239,18 @@ def parse_member(value: Any) -> Any:
 # Sources: PyTorch, torch/csrc/distributed/c10d/ParamCommsUtils.hpp and ProcessGroupNCCL.cpp (``initWork``);
 # names of types: c10/core/ScalarType.h, and as C++ spells them.
 
-_ELEMENT: Final = {
-    "Byte": 1, "Char": 1, "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Half": 2, "BFloat16": 2,
-    "Short": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
-    "char": 1, **{name: dtype_bits(dtype) // 8 for name, dtype in DTYPES.items()},
-}  # fmt: skip
-"""Bytes per element, by type."""
+
+def _element_bytes(dtype: object) -> int:
+    """Return the bytes of an element; 0: unknown."""
+    known = sized_dtype(str(dtype))
+    return 0 if known is None else dtype_bits(known) // 8
 
 
 def message(args: Mapping[str, Any]) -> tuple[int, int]:
     """Return the bytes that a kernel takes and gives, if noted with it."""
     if "dtype" not in args:
         return 0, 0
-    each = _ELEMENT.get(str(args["dtype"]), 0)
+    each = _element_bytes(args["dtype"])
     return size(args, "In msg nelems", each), size(args, "Out msg nelems", each)
 
 
@@ -266,9 +265,7 @@ def bytes_taken(args: Mapping[str, Any]) -> int:
     shapes, types = (parse_member(args.get(key)) for key in ("Input Dims", "Input type"))
     if not isinstance(shapes, list) or not isinstance(types, list) or len(shapes) != len(types):
         return 0
-    sizes = [
-        _ELEMENT.get(str(type_), 0) * _elements(shape) for shape, type_ in zip(shapes, types, strict=True)
-    ]
+    sizes = [_element_bytes(type_) * _elements(shape) for shape, type_ in zip(shapes, types, strict=True)]
     return sum(sizes) if all(sizes) else 0
 
 
