@@ -35,7 +35,7 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from scenarios.importers.chakra_nodes import ChakraNode, arguments, process_groups, read_nodes
-from scenarios.importers.files import TRACES, all_files, job_name, stem
+from scenarios.importers.files import TRACES, trace_files
 from scenarios.importers.kineto import kineto_ranks
 from scenarios.importers.kineto.kernel_names import kind_of, short_name
 from scenarios.importers.kineto.kineto_ranks import RecordedCall
@@ -128,17 +128,16 @@ def load(
     UserWarning
         The number of dependencies on unknown nodes, and some of the ids.
     """
-    paths = all_files(path, "chakra")
-    one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
+    paths, name, one = trace_files(path, "chakra")
     traces = [_Trace(path, None if one else rank, unknown) for rank, path in _ranks(paths, one)]
     if not one:
         _meet(traces)
         _send(traces)
-    builder = GraphBuilder(stem(paths[0], ".et", ".chakra") if one else job_name(path))
+    builder = GraphBuilder(name)
     for trace in traces:
         with in_file(trace.path):
             trace.add_to(builder)
-    with in_file(paths[0] if one else job_name(path)):
+    with in_file(paths[0] if one else name):
         return builder.build()
 
 

@@ -130,8 +130,11 @@ def files_in(folder: StrPath, *formats: str) -> list[str]:
     return found
 
 
-def all_files(path: StrPath | Sequence[StrPath], format: str) -> list[StrPath]:
-    """Return the files that a path, a list of them, or a folder stands for."""
+def trace_files(path: StrPath | Sequence[StrPath], format: str) -> tuple[list[StrPath], str, bool]:
+    """Return the files that a path, a list of them, or a folder stands for, and the name of their graph.
+
+    The third result tells whether it is one file; otherwise the name is that of the folder of a job's ranks.
+    """
     given = [path] if isinstance(path, str | os.PathLike) else [*path]
     if not given:
         raise InputError("no trace is given")
@@ -139,13 +142,10 @@ def all_files(path: StrPath | Sequence[StrPath], format: str) -> list[StrPath]:
     for each in given:
         inside = files_in(each, format) if os.path.isdir(each) else None
         found += [each] if inside is None else [os.path.join(each, name) for name in inside]
-    return found
-
-
-def job_name(path: StrPath | Sequence[StrPath]) -> str:
-    """Return the common name of the ranks of a job: that of their folder."""
-    first = path if isinstance(path, str | os.PathLike) else os.path.dirname(os.fspath(next(iter(path))))
-    return os.path.basename(os.path.abspath(first)) or "ranks"
+    if found[0] is path:
+        return found, stem(found[0], *TRACES[format]), True
+    folder = given[0] if given[0] is path else os.path.dirname(os.fspath(given[0]))
+    return found, os.path.basename(os.path.abspath(folder)) or "ranks", False
 
 
 MARKS: Final = re.compile(r"""'[^']*'|"(?:[^"\\]++|\\.)*+(?:"|$)|[()\[\]{},]""", re.DOTALL)

@@ -19,7 +19,6 @@ A trace written by a simulation states its dependencies itself; `simulated` read
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from scenarios.importers.files import all_files, job_name, stem
+from scenarios.importers.files import trace_files
 from scenarios.importers.kineto.execution_kernels import KernelNotes, notes_of
 from scenarios.importers.kineto.inferred_waits import Waits, waits_of
 from scenarios.importers.kineto.kernel_names import dtype_of, kind_of, short_name
@@ -109,9 +108,7 @@ def load(
         ambiguous. Sends and recvs that did not meet, or whose peer is ambiguous. Ranks that share
         no collective.
     """
-    one = isinstance(path, str | os.PathLike) and not os.path.isdir(path)
-    paths = all_files(path, "kineto")
-    name = stem(paths[0], ".json", ".sqlite", ".xplane.pb") if one else job_name(path)
+    paths, name, one = trace_files(path, "kineto")
     if simulated := [each for each in paths if is_simulated(each)]:
         if len(simulated) < len(paths):
             raise InputError(f"{simulated[0]}: was written by a simulation, and not all others were")
@@ -125,7 +122,7 @@ def load(
         traces += found
         paths += [file] * len(found)
     one = len(traces) == 1 and one
-    graphs: list[StrPath] = [] if execution_graph is None else all_files(execution_graph, "kineto")
+    graphs: list[StrPath] = [] if execution_graph is None else trace_files(execution_graph, "kineto")[0]
     if graphs and len(graphs) != len(paths):
         raise InputError(
             f"{len(paths)} trace(s) and {len(graphs)} execution graph(s): there has to be one for each",
