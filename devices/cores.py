@@ -100,9 +100,8 @@ class CorePool(FirstComeFirstServed):
             return f"{device.name} counts its cores in a way of its own"
         op = np.flatnonzero(job.device_of == job.machine.device_index(device.name))
         needs = _needs(device, job)
-        return SharedCores(
-            device.cores, op, np.array([needs.get(o, device.cores_per_op) for o in op.tolist()], np.int64)
-        )
+        need = np.array([needs.get(o, device.cores_per_op) for o in op.tolist()], np.int64)
+        return SharedCores(device.cores, op, need)
 
 
 @dataclass(frozen=True)

@@ -279,9 +279,8 @@ def make_machine(
     over, base = machine_fields(spec, origin)
     ideal, nodes = over.get("ideal", False), over.get("nodes")
     described = devices_of(over, base, origin)
-    switches, wires = _topology(
-        over, base, {name: values.get("kind", "") for name, values in described.items()}
-    )
+    kind_of = {name: values.get("kind", "") for name, values in described.items()}
+    switches, wires = _topology(over, base, kind_of)
     devices = []
     made: dict[int, Device] = {}  # devices of a count have one description
     for name, values in described.items():

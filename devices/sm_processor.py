@@ -219,9 +219,8 @@ class LeftoverSMs:
             return 0
         now_ns = self._context.now_ns
         partition = self._partition_of[task.stream - self._first_stream]
-        start_ns, end_ns, self._free[partition] = course(
-            self._free[partition], self._demands[task.op], duration_ns, now_ns
-        )
+        free, asked = self._free[partition], self._demands[task.op]
+        start_ns, end_ns, self._free[partition] = course(free, asked, duration_ns, now_ns)
         if start_ns > now_ns:
             task.start_ns = start_ns
             task.wait = Wait.RESOURCES

@@ -81,10 +81,8 @@ def _table(rows: Rows) -> str:
         "".join(f'<td style="text-align:{sides[column]}">{escape(row[column])}</td>' for column in columns)
         for row in shown
     ]
-    if len(rows) > len(shown):
-        lines.append(
-            f'<td style="text-align:left" colspan="{len(columns)}">... {len(rows) - len(shown):,} more</td>'
-        )
+    if more := len(rows) - len(shown):
+        lines.append(f'<td style="text-align:left" colspan="{len(columns)}">... {more:,} more</td>')
     head = "".join(f'<th style="text-align:{sides[column]}">{escape(column)}</th>' for column in columns)
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead>\n<tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"

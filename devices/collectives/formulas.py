@@ -24,6 +24,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from math import ceil
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -181,9 +182,7 @@ def _snake(sides: list[_Side]) -> list[int]:
 
 def _hops(order: list[int], ranks: tuple[int, ...], machine: Machine) -> int:
     """Return over how many links a ring goes."""
-    return sum(
-        len(machine.route(ranks[a], ranks[b])) for a, b in zip(order, [*order[1:], order[0]], strict=True)
-    )
+    return sum(len(machine.route(ranks[a], ranks[b])) for a, b in pairwise([*order, order[0]]))
 
 
 class _Part(NamedTuple):
@@ -309,10 +308,8 @@ class Formula:
 
     def _times(self, steps: Steps, call: Call, machine: Machine) -> _Times:
         alike = Counter(id(step) for step in steps)
-        different = {id(step): step for step in steps}.values()
-        return [
-            (alike[id(step)] * step.times, self._slowest(step, call.ranks, machine)) for step in different
-        ]
+        distinct = {id(step): step for step in steps}.values()
+        return [(alike[id(step)] * step.times, self._slowest(step, call.ranks, machine)) for step in distinct]
 
     def _slowest(self, step: CollectiveStep, ranks: tuple[int, ...], machine: Machine) -> list[_Part]:
         """Return what may be slowest: each message of a step, and each link that they crowd."""

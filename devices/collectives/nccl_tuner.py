@@ -328,9 +328,8 @@ class NcclTuner:
         estimates = [self.estimate_us(kind, *way, nbytes) for way in ways]
         fastest = min(estimates)
         algorithm, protocol = ways[estimates.index(fastest)]  # the first of equals
-        return NcclChoice(
-            algorithm, protocol, *self._channels(kind, algorithm, protocol, nbytes), estimate_us=fastest
-        )
+        channels, threads = self._channels(kind, algorithm, protocol, nbytes)
+        return NcclChoice(algorithm, protocol, channels, threads, fastest)
 
     def estimate_us(self, kind: str, algorithm: str, protocol: str, nbytes: int) -> float:
         """Return how long NCCL expects a way to take (``ncclTopoGetAlgoTime``)."""

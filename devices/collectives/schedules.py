@@ -173,9 +173,8 @@ def _halving_doubling(kind: str, n: int, root: int) -> Steps | None:
         return steps if kind == "broadcast" else [step.reversed for step in reversed(steps)]
     if kind != "all_reduce":
         return halving if kind == "reduce_scatter" else doubling
-    fold = (
-        [CollectiveStep(np.arange(0, 2 * extra, 2), np.arange(1, 2 * extra, 2), Fraction(1))] if extra else []
-    )
+    spare = np.arange(0, 2 * extra, 2)
+    fold = [CollectiveStep(spare, spare + 1, Fraction(1))] if extra else []
     return fold + halving + doubling + [step.reversed for step in fold]
 
 
@@ -189,9 +188,8 @@ def _direct(kind: str, n: int, root: int) -> Steps | None:
     if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         return None
     ahead, source = np.divmod(np.arange(n * (n - 1)), n)  # first each to its next, so that ports are busy
-    return [
-        CollectiveStep(source, (source + ahead + 1) % n, Fraction(1, n), 2 if kind == "all_reduce" else 1)
-    ]
+    times = 2 if kind == "all_reduce" else 1
+    return [CollectiveStep(source, (source + ahead + 1) % n, Fraction(1, n), times)]
 
 
 def _hierarchical(kind: str, n: int, group: int) -> Steps | None:

@@ -54,9 +54,8 @@ class Field(NamedTuple):
 
 
 def _table(name: str) -> Mapping[str, Field]:
-    return {
-        key: Field(key, **{**row, "kinds": tuple(row.get("kinds", ()))}) for key, row in _KEYS[name].items()
-    }
+    rows = _KEYS[name].items()
+    return {key: Field(key, **{**row, "kinds": tuple(row.get("kinds", ()))}) for key, row in rows}
 
 
 _KEYS: Final = yaml_beside(__file__, "keys.yaml")

@@ -138,9 +138,8 @@ def _ends(given: object, kinds: Mapping[str, str], *, with_cpus: bool) -> list[s
             chosen = {name for pattern in patterns for name in matching(pattern, list(kinds))}
         found = [name for name in kinds if name in chosen]
     if len(found) < 2:
-        raise InputError(
-            f"a topology connects two devices at least; its ends are {', '.join(found) or 'none'}"
-        )
+        ends = ", ".join(found) or "none"
+        raise InputError(f"a topology connects two devices at least; its ends are {ends}")
     return found
 
 
@@ -173,11 +172,9 @@ def _ring(wires: Wires, link: LinkKeys = _DEFAULT) -> None:
 def _torus(wires: Wires, shape: tuple[Count, ...], link: LinkKeys = _DEFAULT, *, wrap: bool = True) -> None:
     """Connect neighbours in each dimension, by `wrap` the last with the first; the last counts fastest."""
     ends = wires.ends
-    if prod(shape) != len(ends):
+    if (places := prod(shape)) != len(ends):
         by = " x ".join(map(str, shape))
-        raise InputError(
-            f"{by} are {prod(shape)} places, and it connects {len(ends)} devices", path=("shape",)
-        )
+        raise InputError(f"{by} are {places} places, and it connects {len(ends)} devices", path=("shape",))
     pairs = []
     for k, place in enumerate(product(*map(range, shape))):
         stride = 1

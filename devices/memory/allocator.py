@@ -357,9 +357,8 @@ class Allocator(ABC):
             lost = size_text(part.in_use - part.requested)
             lines.append(("lost inside", f"{lost} of what is in use: rounded up, or not worth splitting"))
         if others := part.memory.used - part.held:
-            lines.append(
-                ("other users", f"{size_text(others)} of the device's {size_text(part.memory.capacity)}")
-            )
+            whole = size_text(part.memory.capacity)
+            lines.append(("other users", f"{size_text(others)} of the device's {whole}"))
         if live:
             lines.append(("largest holders", "; ".join(largest_holders(live))))
         lines.extend(("what would help", hint) for hint in part._hints(nbytes, stream, owner))

@@ -128,9 +128,8 @@ class BfcAllocator(SegmentedAllocator):
         regions = len(self.segments)
         if regions < 2 or free < nbytes:
             return []
-        hints = [
-            f"one region (allow_growth off): {format_bytes(free, iec=True)} are free, in {regions} regions"
-        ]
+        apart = f"{format_bytes(free, iec=True)} are free, in {regions} regions"
+        hints = [f"one region (allow_growth off): {apart}"]
         if not self._garbage_collection:
             hints.append("garbage_collection on: wholly free regions are then given back")
         return hints

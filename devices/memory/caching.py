@@ -158,9 +158,7 @@ class CachingAllocator(SegmentedAllocator):
         name: str = "device",
     ) -> None:
         super().__init__(capacity, name, limit)
-        if max_split_size is not None and (
-            max_split_size <= LARGE_SEGMENT_BYTES or max_split_size % (1 << 20)
-        ):
+        if max_split_size is not None and (max_split_size <= LARGE_SEGMENT_BYTES or max_split_size % 2**20):
             raise InputError(
                 f"{name}: a max_split_size of {max_split_size} bytes; give whole MiB, and more than the "
                 "20 MiB of the segments that smaller tensors share"

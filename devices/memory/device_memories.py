@@ -224,9 +224,8 @@ def events_in_order(
         return made
 
     def take(made: Iterable[int]) -> None:
-        events.extend(
-            MemoryEvent("alloc", name[b], int(buffers.nbytes[b]), 0, dtypes[b], b in returned) for b in made
-        )
+        rows = ((name[b], int(buffers.nbytes[b]), 0, dtypes[b], b in returned) for b in made)
+        events.extend(MemoryEvent("alloc", *row) for row in rows)
 
     def read(node: int) -> list[int]:
         """Return what nobody reads after it."""
@@ -433,10 +432,8 @@ class DeviceMemories:
             relay = spec.options.get("planner") == "relay"
             events = events_in_order(self.buffers, self.job, self.flow, device, unread_first=relay)
             self.apart[device] = beside.in_use
-            planned = make_allocator(
-                "planned", beside.memory, name=beside.name, events=events, **spec.options
-            )
-            self.allocators[device] = self._prepare(device, planned)
+            plan = make_allocator("planned", beside.memory, name=beside.name, events=events, **spec.options)
+            self.allocators[device] = self._prepare(device, plan)
             self.reserved[device] = -1  # what the plan reserves counts from its first row on
 
     def _refuse_impossible(self) -> None:

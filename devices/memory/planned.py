@@ -441,9 +441,8 @@ class PlannedAllocator(Allocator):
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether the plan has a place for the owner that is large enough."""
-        return nbytes == 0 or any(
-            nbytes <= self._plan.lifetimes[tensor].nbytes for tensor in self._tensors.get(owner, ())
-        )
+        own = (self._plan.lifetimes[tensor] for tensor in self._tensors.get(owner, ()))
+        return nbytes == 0 or any(nbytes <= planned.nbytes for planned in own)
 
     def spans(self) -> Iterator[Span]:
         """Yield the live tensors and the gaps between them, in address order."""

@@ -140,9 +140,8 @@ class TensorMemory:
         `task` was the last to read is freed after its launch, or when it ends: who takes next pays for that.
         """
         spec = self.specs[device]
-        mallocs, frees, synchronised = (
-            done - paid for done, paid in zip(taken, self.paid_calls[device], strict=True)
-        )
+        calls = zip(taken, self.paid_calls[device], strict=True)
+        mallocs, frees, synchronised = (done - paid for done, paid in calls)
         self.paid_calls[device] = taken
         cost = spec.malloc_ns * mallocs + spec.free_ns * frees + spec.synchronisation_ns * synchronised
         if synchronised and self.outstanding[device]:
@@ -167,11 +166,10 @@ class TensorMemory:
     def _full(self, task: Task, allocator: Allocator, stream: int, buffer: int, now_ns: int) -> int:
         """Give back what `task` has got so far, and let it wait (always if by a plan); or raise."""
         waits = self.waits or self.planned[self.device_of[task.op]]
-        if not waits or not allocator.fits_empty(self.nbytes[buffer], stream, self.names[buffer]):
+        nbytes, name = self.nbytes[buffer], self.names[buffer]
+        if not waits or not allocator.fits_empty(nbytes, stream, name):
             where = f"at {format_duration(now_ns)}"
-            raise allocator.out_of_memory(
-                self.nbytes[buffer], stream=stream, owner=self.names[buffer], where=where
-            )
+            raise allocator.out_of_memory(nbytes, stream=stream, owner=name, where=where)
         for other in self.writes[task.op]:
             if other == buffer:
                 break

@@ -112,9 +112,8 @@ def checked_events(events: Iterable[tuple[str, MemoryEvent]]) -> Iterator[Memory
     for where, event in events:
         if event.op == "alloc":
             if event.id in live:
-                raise InputError(
-                    f"{where}: {event.id!r} is allocated, and lives already, since {live[event.id][0]}"
-                )
+                since, _ = live[event.id]
+                raise InputError(f"{where}: {event.id!r} is allocated, and lives already, since {since}")
             live[event.id] = (where, event.nbytes)
             held += event.nbytes
             if held > _MOST_HELD:

@@ -280,9 +280,8 @@ def _all_entry_points(path: tuple[str, ...]) -> Any:
 @functools.cache
 def packages_of_plugins(path: tuple[str, ...]) -> set[str]:
     """Return the top-level packages in which registered plugins are; `path` (sys.path) is the cache key."""
-    return {
-        each.module.split(".")[0] for group in GROUPS for each in _all_entry_points(path).select(group=group)
-    }
+    found = (_all_entry_points(path).select(group=group) for group in GROUPS)
+    return {each.module.split(".")[0] for of_group in found for each in of_group}
 
 
 @functools.cache
@@ -351,25 +350,21 @@ def _load(plugin: _Plugin) -> Any:
 
 def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLike[str] | None) -> Any:
     """Import ``module:attribute``."""
-    what = _what(group)
+    named = f"the {_what(group)} {name!r}"
     if not allow_code:
         raise InputError(
-            f"the {what} {name!r} is code, which a scenario may not load; allow it with --allow-code "
+            f"{named} is code, which a scenario may not load; allow it with --allow-code "
             "(pytest: --sim-allow-code, Python: allow_code=True)"
         )
     module_name, _, attributes = name.partition(":")
     if not module_name or not attributes:
-        raise InputError(f"the {what} {name!r} is not of the form module:Class")
+        raise InputError(f"{named} is not of the form module:Class")
     if module_name.endswith(".py") and "/" not in module_name:
-        raise InputError(
-            f"the {what} {name!r}: write the module without .py, {module_name[:-3]}:{attributes}"
-        )
+        raise InputError(f"{named}: write the module without .py, {module_name[:-3]}:{attributes}")
     try:
         module = _import(module_name, directory)
     except (Exception, SystemExit) as error:
-        raise InputError(
-            f"the {what} {name!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise InputError(f"{named} cannot be imported: {type(error).__name__}: {error}") from error
     try:
         return functools.reduce(getattr, attributes.split("."), module)
     except AttributeError:

@@ -418,9 +418,8 @@ def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> B
     if reason in ("dependency", "host"):
         ready = int(told["ready_ns"][row])
         cause, when = _producer_in_table(schedule, ready), f"{name} is ready at {format_duration(ready)}"
-        return Blame(
-            reason, when if cause == UNSET else f"{when}, when {schedule.name_of(cause)} ends", cause
-        )
+        when += "" if cause == UNSET else f", when {schedule.name_of(cause)} ends"
+        return Blame(reason, when, cause)
     if reason == "stream":
         on_lane, start = schedule.lane == schedule.lane[row], schedule.start_ns
         if len(before := np.flatnonzero(on_lane & (start < start[row]))):

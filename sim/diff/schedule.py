@@ -293,10 +293,8 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
     wrong = np.flatnonzero((table["start_ns"] < 0) | (table["end_ns"] < table["start_ns"]))
     if len(wrong):
         row = int(wrong[0])
-        start, end = int(table["start_ns"].iloc[row]), int(table["end_ns"].iloc[row])
-        raise InputError(
-            f"{path}: row {row + 1} ({table['op'].iloc[row]}) starts at {start} ns and ends at {end} ns"
-        )
+        op, start, end = (table[name].iloc[row] for name in _NEEDED)
+        raise InputError(f"{path}: row {row + 1} ({op}) starts at {start} ns and ends at {end} ns")
     return table
 
 

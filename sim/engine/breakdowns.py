@@ -71,9 +71,7 @@ class Breakdowns:
         self._still, self._stop, self._cut = still, stop, cut
         self._conditions, self._faults = conditions, conditions.faults
         machine = self._job.machine
-        self._workers = [
-            tuple(machine.device_index(n) for n in host.serves) for host in machine.hosts_in_order
-        ]
+        self._workers = [tuple(map(machine.device_index, host.serves)) for host in machine.hosts_in_order]
         self._failed_ns = [_NOT_YET] * len(machine.devices)
         self._silent = [False] * len(machine.devices)
         self._routes: dict[int, tuple[int, ...]] = {}
@@ -175,9 +173,8 @@ class Breakdowns:
         nodes = (flow.n_ops + np.flatnonzero(sends)).tolist()
         for iteration in sorted({0, *(task.iteration for task in self._still.values())}):
             base = iteration * flow.n_nodes
-            found += [
-                Task(base + node, node, iteration, -1) for node in nodes if base + node not in self._arrived
-            ]
+            missing = (node for node in nodes if base + node not in self._arrived)
+            found += [Task(base + node, node, iteration, -1) for node in missing]
         return sorted(found, key=lambda task: task.id)
 
     # -- detection -----------------------------------------------------------------------------
@@ -269,9 +266,8 @@ class Breakdowns:
         if task.op not in self._routes:
             machine = self._job.machine
             links = [machine.links[k] for k in self._route(task)]
-            through = [
-                machine.device_index(name) for link in links for name in (link.source, link.destination)
-            ]
+            ends = (end for link in links for end in (link.source, link.destination))
+            through = map(machine.device_index, ends)
             self._routes[task.op] = tuple(dict.fromkeys((*self._endpoints(task), *through)))
         return self._routes[task.op]
 

@@ -162,10 +162,8 @@ class Communicators:
             for ahead, task in zip(line, list(line)[1:], strict=False):
                 if self._is_first(task):
                     continue
-                communicator = self._name(task)
-                found[task.id] = (
-                    f"{self._describe(ahead)}, which is before it on communicator {communicator!r}"
-                )
+                where = f"before it on communicator {self._name(task)!r}"
+                found[task.id] = f"{self._describe(ahead)}, which is {where}"
         return found
 
     def _name(self, task: Task) -> str:

@@ -33,9 +33,8 @@ def tell(observers: list[Observer], what: str, task: Task) -> None:
             getattr(observer, what)(Task(*_VALUES(task)))
         except (Exception, SystemExit) as error:
             observers.remove(observer)
-            warnings.warn(
-                f"observer {observer!r} raised {error!r} and was dropped", RuntimeWarning, stacklevel=2
-            )
+            told = f"observer {observer!r} raised {error!r} and was dropped"
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
 
 
 class Memory(Protocol):

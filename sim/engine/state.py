@@ -351,10 +351,8 @@ class RunState:
         job, flow, policy, memory = self.job, self.flow, self.policy, self.memory
         self.readiness: Readiness
         if has_control_flow(job.graph):
-            watcher = memory.watcher if memory else None
-            tokens = TaggedTokenReadiness(
-                job, flow, policy.synchronisation, predicate_values(job, flow), watcher
-            )
+            watcher, values = memory.watcher if memory else None, predicate_values(job, flow)
+            tokens = TaggedTokenReadiness(job, flow, policy.synchronisation, values, watcher)
             self.readiness, tokens.sides = tokens, self.taken
         else:
             alone = keys.recvs if policy.asks_in_turn else ()

@@ -7,7 +7,6 @@ known; it is shown as the last part of the op.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from sim.base.arrays import UNSET, BoolArray, Csr, FloatArray, IntArray
 from sim.base.intervals import Cover, Intervals, union
 from sim.base.units import NS_PER_S
 from sim.explain.derived import DerivedColumns
-from sim.explain.idle import held_up, idle_reasons
+from sim.explain.idle import Waits, held_up, idle_reasons
 from sim.graph.graph import Graph
 from sim.job.job import Job
 from sim.record.record import Record
@@ -199,9 +198,7 @@ def _prepares(f: DerivedColumns, moves: BoolArray) -> BoolArray:
     return copies
 
 
-def _delays(
-    f: DerivedColumns, rows: IntArray, prepares: BoolArray
-) -> Iterator[tuple[str, IntArray, IntArray]]:
+def _delays(f: DerivedColumns, rows: IntArray, prepares: BoolArray) -> Waits:
     """Yield the delays of tasks and of the copies that prepared them, last first: reason, tasks, ns."""
     which = np.arange(len(rows))
     while len(rows):

@@ -426,9 +426,8 @@ class DerivedColumns:
         """Return the last task to end at a task's start that held a resource which it needs, or -1."""
         needs = self.needs_of(row).keys()
         ended = reversed(self.ended_at(int(self.start[row]))) if needs else ()
-        return next(
-            (other for other in ended if other < self.n and needs & self.needs_of(other).keys()), UNSET
-        )
+        holders = (row for row in ended if row < self.n and needs & self.needs_of(row).keys())
+        return next(holders, UNSET)
 
     def made_room(self, row: int) -> int:
         """Return the task that ended at a task's start and freed what that one waited for, or -1."""

@@ -89,6 +89,10 @@ _OF_NO_RECORDING: Final = ("event", "policy", "resources")
 """Reasons for the rest of a wait in a simulated run; a recording has no evidence for them."""
 
 
+Waits = Iterator[tuple[str, IntArray, IntArray]]
+"""One after the other: a reason, and for each of some tasks since when it waits for it, and how long."""
+
+
 class IdlePieces(NamedTuple):
     """Stretches of idle time with one reason each.
 
@@ -174,9 +178,7 @@ def _pieces(f: DerivedColumns) -> IdlePieces:
     return IdlePieces(*(column[order] for column in pieces))
 
 
-def waits(
-    f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray
-) -> Iterator[tuple[str, IntArray, IntArray]]:
+def waits(f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray) -> Waits:
     """Divide by reason the time in which tasks do not start, like `held_up`, but also before their data."""
     anew = np.clip(f.restarted[row], since, end)
     last = f.last_producer[row]
@@ -190,9 +192,7 @@ def waits(
     yield from held_up(f, row, there, end)
 
 
-def held_up(
-    f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray
-) -> Iterator[tuple[str, IntArray, IntArray]]:
+def held_up(f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray) -> Waits:
     """Divide by reason the time in which tasks have their data but do not start.
 
     Parameters

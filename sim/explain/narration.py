@@ -195,9 +195,7 @@ def op_text(f: DerivedColumns, op: str, most: int = 5) -> str:
     found = lives(f, op)
     for life in found[:most]:
         lines += ["", f"{task_text(f, life.row)} on {f.trace.lane_name(life.row)}"]
-        lines += [
-            f"  {_when(*piece[1:3])}  {piece.reason:<10}  {piece.blame}".rstrip() for piece in life.pieces
-        ]
+        lines += [f"  {_when(*when)}  {reason:<10}  {why}".rstrip() for reason, *when, why in life.pieces]
         before = [step for step in life.path if step.end_ns <= f.begins[life.row]][-most:]
         if before:
             lines.append("  what led to it, last step last:")
@@ -206,9 +204,8 @@ def op_text(f: DerivedColumns, op: str, most: int = 5) -> str:
             for step in before
         ]
         held = [f"{task_text(f, row)} on {f.trace.lane_name(row)}" for row in life.held_up]
-        lines.append(
-            f"  waited for it last: {list_names(held, most)}" if held else "  nothing waited for it last"
-        )
+        waited = f"waited for it last: {list_names(held, most)}" if held else "nothing waited for it last"
+        lines.append(f"  {waited}")
     if len(found) > most:
         lines += ["", f"{len(found) - most} more executions"]
     return "\n".join(lines[1:]) + "\n"
@@ -261,9 +258,8 @@ def _exposed_lines(f: DerivedColumns) -> list[str]:
     lines = ["", "Exposed communication"] if alike else []
     for told, names in alike.items():
         total = format_duration(sum(ns for _, ns in told))
-        lines.append(
-            f"  {_who(names)} {total:>10}  {', '.join(f'{part} {format_duration(ns)}' for part, ns in told)}"
-        )
+        parts = ", ".join(f"{part} {format_duration(ns)}" for part, ns in told)
+        lines.append(f"  {_who(names)} {total:>10}  {parts}")
     return lines
 
 

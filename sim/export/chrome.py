@@ -548,9 +548,8 @@ class Timeline:
         for each, a, b in zip(machine.links, bounds, bounds[1:], strict=False):
             here = a + np.flatnonzero(end[a:b] > first[a:b])
             if len(here):
-                yield Counter(
-                    lane, f"{each.name} rate", "bytes/s", *in_use(first[here], end[here], rate[here])
-                )
+                rates = in_use(first[here], end[here], rate[here])
+                yield Counter(lane, f"{each.name} rate", "bytes/s", *rates)
                 times, n = in_use(moved.start_ns[here], end[here], np.ones(len(here), np.int64))
                 if n.max() > 1:
                     yield Counter(lane, f"{each.name} at once", "transfers", times, n)

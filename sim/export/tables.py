@@ -89,9 +89,8 @@ def task_table(trace: Record, *, transfers: bool = False) -> pd.DataFrame:
         return np.concatenate((of_tasks, np.broadcast_to(of_transfers, len(moved["id"]))))[rows]
 
     op = tasks["op"]
-    names = np.array(
-        [*graph.op_names, *(graph.tensor_name(t) for t in moved["tensor"][:n_moved])], dtype=object
-    )
+    tensors = (graph.tensor_name(t) for t in moved["tensor"][:n_moved])
+    names = np.array([*graph.op_names, *tensors], dtype=object)
     lanes, lane = trace.lanes
     issuers = [issuer.name for issuer in machine.issuers()]
     devices = [device.name for device in machine.devices]
@@ -183,9 +182,8 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     if name.endswith((".csv", ".csv.gz")):
         text = io.StringIO()
         words = table.select_dtypes(exclude=["number", "bool"]).columns
-        table.assign(**{name: table[name].map(csv_text) for name in words}).to_csv(
-            text, index=False, lineterminator="\n"
-        )
+        harmless = table.assign(**{name: table[name].map(csv_text) for name in words})
+        harmless.to_csv(text, index=False, lineterminator="\n")
         write_bytes(path, text.getvalue().encode())
     elif name.endswith((".json", ".json.gz")):
         known = table.replace([np.inf, -np.inf], np.nan).notna()  # JSON has no other numbers
@@ -283,9 +281,8 @@ def summary_lines(trace: Record, summary: Mapping[str, Any]) -> list[str]:
     told = [f"{what} {value}" for what, value in known.items() if value]
     lines += [", ".join(told)] if told else []
     if (residue := summary.get("unexplained")) is not None:
-        lines.append(
-            f"unexplained {format_duration(residue['ns'])}, {percent(residue['share'])} of the makespan"
-        )
+        share = f"{percent(residue['share'])} of the makespan"
+        lines.append(f"unexplained {format_duration(residue['ns'])}, {share}")
     return lines + late_lines(trace)
 
 

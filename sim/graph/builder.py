@@ -496,9 +496,8 @@ class GraphBuilder:
         base, _ = split_output(name) or (name, 0)
         if what == "input" and base in self._ops:
             op = self._ops[base]
-            return (
-                f"{here} reads {name!r}, but {base!r} has {self._first[op + 1] - self._first[op]} output(s)"
-            )
+            count = self._first[op + 1] - self._first[op]
+            return f"{here} reads {name!r}, but {base!r} has {count} output(s)"
         known = [*self._ops, *self._externals] if what == "input" else self._ops
         return f"{here} has an unknown {what} {name!r}{hint(name, known)}"
 

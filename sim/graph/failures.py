@@ -122,10 +122,8 @@ def _in_steps(fails: bool | Mapping[str, Any], steps: int) -> bool | Mapping[str
         A step does not exist.
     """
     if not isinstance(fails, bool) and max(fails.get("at", [0])) >= steps:
-        there_are = (
-            "there is one step, step 0" if steps == 1 else f"there are {steps} steps, 0 to {steps - 1}"
-        )
-        raise InputError(f"there is no step {max(fails['at'])}: {there_are}")
+        are = "is one step, step 0" if steps == 1 else f"are {steps} steps, 0 to {steps - 1}"
+        raise InputError(f"there is no step {max(fails['at'])}: there {are}")
     return fails
 
 

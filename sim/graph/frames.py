@@ -128,9 +128,7 @@ def _check_distances(graph: Graph, kind: list[str]) -> None:
 
 
 def _check_kinds(graph: Graph, kind: list[str], structure: FrameStructure) -> None:
-    frames_with = {
-        k: {structure.frame_of[op] for op in range(len(graph)) if kind[op] == k} for k in CONTROL_FLOW_KINDS
-    }
+    there = set(zip(kind, structure.frame_of, strict=True))
     for op, k in enumerate(kind):
         if k == "merge" and len(graph.inputs.row(op)) < 2:
             raise graph.fault(op, "has fewer than two data inputs")
@@ -138,9 +136,9 @@ def _check_kinds(graph: Graph, kind: list[str], structure: FrameStructure) -> No
             raise graph.fault(op, "can never run: nothing without inputs leads to it")
     for enter, frame in structure.child_of.items():
         loop, name = structure.name[frame], graph.op_names[enter]
-        if frame not in frames_with["loop_cond"] and frame in frames_with["next_iteration"]:
+        if ("loop_cond", frame) not in there and ("next_iteration", frame) in there:
             raise GraphError(f"loop {loop!r} has no loop_cond: it would never end").about(name)
-        if frame not in frames_with["exit"]:
+        if ("exit", frame) not in there:
             raise GraphError(f"loop {loop!r} is entered and has no exit").about(name)
     _check_merges(graph, kind)
 

@@ -269,9 +269,8 @@ def first_tokens(c: Columns) -> None:
     ran = c.live & (c.done | ~c.trace.at_once)  # a failing launch needs only the launches before it
     first_start = earliest_by(c.op[ran], c.start[ran], c.n, never)
     first_end = earliest_by(c.op[c.done], c.end[c.done], c.n, never)
-    one_of = c.graph.is_kind("merge")[edges.consumer] | (
-        c.non_strict[edges.consumer] & (edges.tensor != UNSET)
-    )
+    to_non_strict = c.non_strict[edges.consumer] & (edges.tensor != UNSET)
+    one_of = c.graph.is_kind("merge")[edges.consumer] | to_non_strict
     refuse(
         (first_start[edges.consumer] < first_end[edges.producer]) & ~one_of,
         lambda k: (

@@ -177,9 +177,8 @@ def _step_of(c: Columns, op: IntArray, iteration: IntArray) -> IntArray:
 
 def _aborted_since(c: Columns) -> IntArray:
     """Return when each step was aborted; a time after the end: never."""
-    return _first_failure(
-        c, _step_of(c, c.op, c.iteration), c.n * c.iterations, c.trace.on_failure == "abort"
-    )
+    step = _step_of(c, c.op, c.iteration)
+    return _first_failure(c, step, c.n * c.iterations, c.trace.on_failure == "abort")
 
 
 def _stopped_since(c: Columns) -> IntArray:

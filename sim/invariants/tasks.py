@@ -111,10 +111,8 @@ def _ends_due(c: Columns, rows: IntArray, start: IntArray) -> IntArray:
 
 def rows_are_in_order(c: Columns) -> None:
     """Within a round of an instant, rows are ordered by lane, then id."""
-    moved = c.moved
-    at_once = np.concatenate(
-        (c.start[c.start == c.end], moved["start_ns"][moved["start_ns"] == moved["end_ns"]])
-    )
+    begun = c.moved["start_ns"]
+    at_once = np.concatenate((c.start[c.start == c.end], begun[begun == c.moved["end_ns"]]))
     ids = c.trace.tasks["id"]
     back = (c.start[1:] == c.start[:-1]) & (
         (c.stream[1:] < c.stream[:-1]) | ((c.stream[1:] == c.stream[:-1]) & (ids[1:] < ids[:-1]))
@@ -167,11 +165,9 @@ def members_fit(c: Columns) -> None:
     whole = np.ones(len(met.party), bool)  # unless the step was aborted before all came
     whole[met.meeting[c.cut[met.row]]] = False
     refuse(whole & (met.size != due), lambda k: f"{c.task(who[k])} met {met.size[k]} ranks, not {due[k]}")
-    first = np.unique(met.meeting, return_index=True)[1]
-    other = of.signature[met.entry] != of.signature[met.entry[first]][met.meeting]
-    refuse(
-        other, lambda k: f"{c.task(met.row[k])} met {c.task(met.row[first[met.meeting[k]]])}, of another kind"
-    )
+    first = np.unique(met.meeting, return_index=True)[1][met.meeting]
+    other = of.signature[met.entry] != of.signature[met.entry[first]]
+    refuse(other, lambda k: f"{c.task(met.row[k])} met {c.task(met.row[first[k]])}, of another kind")
 
 
 def members_end_together(c: Columns) -> None:
@@ -213,14 +209,12 @@ def pairs_have_one_key(c: Columns) -> None:
     brought = np.isin(moved["id"][carried], c.trace.met[:, 0])
     refuse(~brought, lambda k: f"{c.transfer(int(np.flatnonzero(carried)[k]))} was not asked for")
 
-    key_of = {**c.keys.sends, **c.keys.recvs}
+    keys = {**c.keys.sends, **c.keys.recvs}
     op = np.concatenate((c.op, c.graph.tensor_producer[moved["tensor"]]))
     iteration = c.trace.of_rows("iteration")
     frame = c.trace.tasks.get("frame", np.zeros(n, np.int64))
     sender = source < n  # a transfer has no frame of its own in a trace
-    wrong = np.array(
-        [key_of.get(a) != key_of.get(b) for a, b in zip(op[source], op[recv], strict=True)], bool
-    )
+    wrong = np.array([keys.get(a) != keys.get(b) for a, b in zip(op[source], op[recv], strict=True)], bool)
     wrong |= iteration[source] != iteration[recv]
     wrong[sender] |= frame[source[sender]] != frame[recv[sender]]
     refuse(wrong, lambda k: f"{c.tell_start(recv[k])} and met {c.either(source[k])}, of another key")

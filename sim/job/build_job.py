@@ -181,9 +181,8 @@ def _place_ops(
     if not chooser.soft and (op_away := off_its_pin(graph, machine, device_of)) is not None:
         device, pin = machine.devices[int(device_of[op_away])], graph.pins[int(graph.pin_code[op_away])]
         name = graph.op_names[op_away]
-        raise InputError(f"the placement puts op {name!r} on {device.name}; it is pinned to {pin!r}").about(
-            name
-        )
+        told = f"the placement puts op {name!r} on {device.name}; it is pinned to {pin!r}"
+        raise InputError(told).about(name)
     duration_ns = _of_devices(cost_ns, device_of)
     if (duration_ns == UNSET).any():
         op = int((duration_ns == UNSET).argmax())

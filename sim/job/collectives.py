@@ -318,9 +318,8 @@ def _check_ranks(graph: Graph, machine: Machine, c: Collectives) -> None:
             differ = c.signature[mine] != c.signature[theirs]
             if differ.any():
                 k = int(differ.argmax())
-                a, b = (
-                    describe_collective(graph, int(c.op[i[k]]), int(c.nbytes[i[k]])) for i in (mine, theirs)
-                )
+                at = (i[k] for i in (mine, theirs))
+                a, b = (describe_collective(graph, int(c.op[i]), int(c.nbytes[i])) for i in at)
                 both = f"{devices[0]} has {a} and {device} has {b}, which do not fit"
                 message = f"the ranks of communicator {name!r} must have the same collectives; {both}"
                 raise GraphError(message).about(graph.op_names[int(c.op[theirs[k]])], "communicator")

@@ -189,10 +189,8 @@ def known_costs(
 
 def issue_costs_by_kind(graph: Graph, machine: Machine) -> IntArray:
     """Return the cost of issuing, in ns: one row per device, one column per kind of op in the graph."""
-    table = np.array(
-        [[d.issue_ns_by_kind.get(kind, d.issue_ns) for kind in graph.kinds] for d in machine.devices]
-    )
-    return table.reshape(len(machine.devices), -1)
+    rows = [[d.issue_ns_by_kind.get(kind, d.issue_ns) for kind in graph.kinds] for d in machine.devices]
+    return np.array(rows).reshape(len(rows), -1)
 
 
 def issue_costs_ns(job: Job) -> IntArray:

@@ -242,9 +242,8 @@ class Job:
             late = next((each for each in before if place[each] > place[op]), None)
             if late is not None:
                 first, other = (self.graph.op_names[each] for each in (op, late))
-                return (
-                    f"{type(self.linearize).__name__}.order puts {first} before {other}, for which it waits"
-                )
+                whose = f"{type(self.linearize).__name__}.order"
+                return f"{whose} puts {first} before {other}, for which it waits"
         return None
 
     @cached_property

@@ -286,10 +286,11 @@ def columns(
     takes = 0 if memory is None else AT_ISSUE if memory.at_issue else AT_START
     noted = np.zeros(2 * int(out["n_tasks"]) if takes else 0, np.int64)
     out |= {"takes": takes, "noted": noted.astype(np.int32), "noted_ns": noted}
-    queues = _queues(job, flow, order)
-    return out | {
-        name: np.asarray(each, np.int32) if name in _NARROW else each for name, each in queues.items()
-    }
+    return out | _narrow(_queues(job, flow, order))
+
+
+def _narrow(columns: Columns) -> Columns:
+    return {name: np.asarray(each, np.int32) if name in _NARROW else each for name, each in columns.items()}
 
 
 def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Columns:
@@ -332,7 +333,7 @@ def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared
         (n_issuers, "kept", "idle placed"),
         (job.n_groups, "unhosted unhosted_last", "n_idle asked is_asked"),
     )
-    return {name: np.asarray(each, np.int32) if name in _NARROW else each for name, each in out.items()}
+    return _narrow(out)
 
 
 def _blank(*columns: tuple[int, str, str]) -> Columns:

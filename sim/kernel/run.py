@@ -119,9 +119,8 @@ def run(
         kernel.net = network.Net(routes, kernel.n_tasks - flow.n_ops * job.iterations)
     kernel.sms = sms.Sms(*sms_of(job, shared))
     if order.kind == "steal":
-        kernel.threads = stealing.Stealing(
-            kernel.n_tasks, flow.n_nodes, order.cheap, order.pool, order.pool_of_issuer
-        )
+        pools = order.cheap, order.pool, order.pool_of_issuer
+        kernel.threads = stealing.Stealing(kernel.n_tasks, flow.n_nodes, *pools)
     to_the_end(kernel)
     if routes is not None and kernel.net.status:
         return _GIVEN_UP[kernel.net.status]

@@ -335,9 +335,8 @@ class Machine:
     def channels(self) -> tuple[int, ...]:
         """For each link, the first link of the same medium: itself if it has none."""
         first: dict[str, int] = {}
-        return tuple(
-            first.setdefault(link.medium, k) if link.medium else k for k, link in enumerate(self.links)
-        )
+        media = enumerate(link.medium for link in self.links)
+        return tuple(first.setdefault(medium, k) if medium else k for k, medium in media)
 
     @cached_property
     def router(self) -> Router:

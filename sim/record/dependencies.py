@@ -177,9 +177,8 @@ def kept_tokens(trace: Record, producer: IntArray, consumer: IntArray, tensor: I
     first[:n] = graph.first_output[trace.tasks["op"]]
     live = np.ones(total, bool)
     live[:n] = trace.tasks["dead"] == 0
-    kept: BoolArray = (tensor != UNSET) & (
-        (side[producer] == UNSET) | (tensor - first[producer] == side[producer])
-    )
+    other_side = (side[producer] != UNSET) & (tensor - first[producer] != side[producer])
+    kept: BoolArray = (tensor != UNSET) & ~other_side
     kept &= live[producer]
     sent = consumer >= n
     live[consumer[sent & ~kept]] = False  # a transfer of a dead token delivers a dead token

@@ -221,9 +221,8 @@ def _from_content(content: Mapping[str, Any]) -> Plan:
     if wrong.any():
         k = int(wrong.argmax())
         raise InputError(f"task {task[k]} of the plan waits for {event[k]}, which is not issued before it")
-    return Plan(
-        content["graph"], ops, streams, devices, issuers, **columns, waits=_rows(task, event, len(op))
-    )
+    waits = _rows(task, event, len(op))
+    return Plan(content["graph"], ops, streams, devices, issuers, **columns, waits=waits)
 
 
 def check_planned(graph: Graph) -> None:
