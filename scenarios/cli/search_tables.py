@@ -18,6 +18,7 @@ from scenarios.variants.optimum import Optimum
 from scenarios.variants.tune import Fresh, Tuning
 from scenarios.variants.tune_report import improvements
 from scenarios.variants.variant import Row
+from sim.base.arrays import group_pairs
 from sim.base.units import format_count, format_duration
 from sim.explain.bounds import bounds
 from sim.export.tables import percent, size, text_table
@@ -163,10 +164,8 @@ def print_what_ifs(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> N
         text_table(lines, ["what if: label", "what_if: what_if", "makespan_ns", "saved_ns", "share"]), left=2
     )
     for tried in (True, False):
-        notes: dict[str, list[str]] = {}
-        for row in (row for row in rows if (row["makespan_ns"] is not None) == tried):
-            for note in row["notes"]:
-                notes.setdefault(note, []).append(row["label"])
+        of = [row for row in rows if (row["makespan_ns"] is not None) == tried]
+        notes = group_pairs((note, row["label"]) for row in of for note in row["notes"])
         for note, labels in notes.items():
             print(f"{'' if tried else 'not tried: '}{', '.join(labels)}: {note}")
 

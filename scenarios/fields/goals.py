@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from scenarios.fields.results import WORDS, Value, check_named, column_of_result, holds, result_named
+from sim.base.arrays import group_pairs
 from sim.base.errors import InputError, in_file
 
 _SIGNS: Final = {"<=": "at_most", ">=": "at_least", "=": "equals"}
@@ -101,15 +102,11 @@ def alike(
     >>> alike(rows, [0, 1, 2], ["sharding"])
     [[0, 1], [2]]
     """
-    groups: dict[tuple[tuple[str, Any], ...], list[int]] = {}
-    for i in ranked:
-        told = tuple(
-            (key, value)
-            for key, value in rows[i].items()
-            if key not in settings and isinstance(value, (int, float))
-        )
-        groups.setdefault(told, []).append(i)
-    return list(groups.values())
+    numbers = (
+        {k: v for k, v in row.items() if k not in settings and isinstance(v, (int, float))} for row in rows
+    )
+    told = [tuple(each.items()) for each in numbers]
+    return list(group_pairs((told[i], i) for i in ranked).values())
 
 
 def read_goal(minimise: str | None, maximise: str | None, subject_to: Sequence[str] = ()) -> Goal | None:

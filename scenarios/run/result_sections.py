@@ -378,11 +378,9 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
     ['gpu0 used 1 of 4 streams; to use more, set policy.streams (per-branch, per-kind, ...)']
     """
     found = _recorded_in_vain(runs)
-    held: dict[tuple[str, int], list[str]] = {}
-    for policy, trace in runs.items():
-        if policy not in found:
-            for device in _on_one_stream(trace):
-                held.setdefault(device, []).append(policy)
+    held = group_pairs(
+        (device, policy) for policy in runs if policy not in found for device in _on_one_stream(runs[policy])
+    )
     jobs = [trace.job for trace in runs.values()]
     notes = [*found.values(), *_free_transfers(jobs), *_as_on_another_gpu(jobs), *_shared_twice(jobs)]
     notes += _on_one_core([*runs.values()])

@@ -14,6 +14,7 @@ import numpy as np
 
 from scenarios.builders.train.step import step_trace
 from scenarios.workloads.train_report import train_report
+from sim.base.arrays import group_pairs
 from studies.program import markdown_table
 from studies.training.judge import Error, Judged, Judgement, shipped
 from studies.training.published import ASSUMED, Published
@@ -100,12 +101,12 @@ def _memory(found: Sequence[tuple[Published, int, float, float]]) -> str:
 
 def source_rows(judgement: Judgement, least: float = 0.0) -> str:
     """Return the rows of a judgement, by group, for groups whose mean error is at least `least`."""
-    groups: dict[str, list[float]] = {}
-    for one in judgement.judged:
-        label = one.row.group.partition("|")[2] or one.row.group
-        groups.setdefault(label.replace("|", " "), []).append(one.predicted / one.row.step_ms - 1)
+    groups = group_pairs(
+        (one.row.group.partition("|")[2] or one.row.group, one.predicted / one.row.step_ms - 1)
+        for one in judgement.judged
+    )
     rows = [
-        [label, str(len(off)), ", ".join(_percent(each, True) for each in off)]
+        [label.replace("|", " "), str(len(off)), ", ".join(_percent(each, True) for each in off)]
         for label, off in groups.items()
         if sum(map(abs, off)) >= least * len(off)
     ]
@@ -118,20 +119,14 @@ def source_rows(judgement: Judgement, least: float = 0.0) -> str:
 
 def _bridge(judgements: Sequence[Judgement]) -> str:
     """Return the errors of Megatron Bridge's rows by model, GPU and precision."""
-    groups: dict[tuple[str, ...], list[Judged]] = {}
-    for one in (one for each in judgements for one in each.judged if one.row.source == _BRIDGE):
-        _, gpu, model, task = one.row.group.split("|")
-        what = f"{model.replace('_', ' ')}{'' if task == 'Pre-Training' else f', {task}'}"
-        of = gpu.removeprefix("DGX-"), one.row.hardware.rpartition(" ")[2].replace("fp4", "nvfp4")
-        groups.setdefault((what, *of), []).append(one)
-    rows = []
-    for key in sorted(groups):
-        error = Error.of([one.predicted for one in groups[key]], [one.row.step_ms for one in groups[key]])
-        rows.append([*key, str(error.rows), _percent(error.mean), _percent(error.bias, True)])
-    if not rows:
+    every = [one for each in judgements for one in each.judged if one.row.source == _BRIDGE]
+    if not every:
         return ""
+    rows = []
+    for key, of in sorted(group_pairs((_kind(one.row), one) for one in every).items()):
+        error = Error.of([one.predicted for one in of], [one.row.step_ms for one in of])
+        rows.append([*key, str(error.rows), _percent(error.mean), _percent(error.bias, True)])
     head = ("model", "GPU", "precision", "rows", "mean error", "bias")
-    every = [one for of in groups.values() for one in of]
     told = [
         f"- {what}: {_percent(right / pairs)} of {pairs:,} pairs (constant MFU: {_percent(naive / pairs)})\n"
         for what, (pairs, right, naive) in (
@@ -149,6 +144,13 @@ def _bridge(judgements: Sequence[Judgement]) -> str:
         + "How often is the faster of two rows found, if their tokens/s per GPU differ by more than 10 %?\n\n"
         + f"{''.join(told)}\n"
     )
+
+
+def _kind(row: Published) -> tuple[str, str, str]:
+    """Return model, GPU and precision of a row of Megatron Bridge."""
+    _, gpu, model, task = row.group.split("|")
+    what = f"{model.replace('_', ' ')}{'' if task == 'Pre-Training' else f', {task}'}"
+    return what, gpu.removeprefix("DGX-"), row.hardware.rpartition(" ")[2].replace("fp4", "nvfp4")
 
 
 def faster(judged: Sequence[Judged], alike: Callable[[Published], object]) -> tuple[int, int, int]:

@@ -231,13 +231,20 @@ def _layout(row: Mapping[str, str], **changes: Any) -> ParallelLayout:
     return layout
 
 
+def _training(
+    row: Mapping[str, str], model: Architecture, layout: ParallelLayout, **settings: Any
+) -> Training:
+    """Return the step of a row, whose sequence, micro-batch and batch it is unless `settings` say others."""
+    sizes = {"sequence": int(row["seq"]), "micro_batch": _size(row, "mbs"), "batch": _size(row, "gbs")}
+    return Training(model, layout, _PLACEHOLDER, **{**sizes, **settings})
+
+
 def _simumax(row: Mapping[str, str]) -> Training:
     """Llama and DeepSeek on eight B200, Megatron-LM: nothing overlaps."""
     layout = _layout(row)
     batch = _size(row, "micro_batches") * layout.dp * _size(row, "mbs")
     kv = {"kv_heads": 16} if row["model"] == "llama3-405b" else {}  # as in their launcher, unlike Meta's
-    model = _named(row, **kv)
-    return Training(model, layout, _PLACEHOLDER, int(row["seq"]), _size(row, "mbs"), batch)
+    return _training(row, _named(row, **kv), layout, batch=batch)
 
 
 def _vtrain(row: Mapping[str, str]) -> Training:
@@ -260,9 +267,7 @@ def _gpt(row: Mapping[str, str], layout: ParallelLayout, **changes: Any) -> Trai
         "transformer_engine": False,
         **changes,
     }
-    return Training(
-        gpt, layout, _PLACEHOLDER, int(row["seq"]), _size(row, "mbs"), int(row["gbs"]), **settings
-    )
+    return _training(row, gpt, layout, **settings)
 
 
 def _megatron(row: Mapping[str, str]) -> Training:
@@ -279,17 +284,11 @@ def _selective(row: Mapping[str, str]) -> Training:
 
 def _mosaic(row: Mapping[str, str]) -> Training:
     layers, hidden, heads = _MPT[row["model"].removeprefix("MPT-")]
-    sequence = int(row["seq"])
-    mpt = Architecture(layers=layers, hidden=hidden, heads=heads, vocabulary=50368, positions=sequence)
-    layout = ParallelLayout(dp=int(row["gpus"]), sharding="fsdp")
-    return Training(
-        mpt,
-        layout,
-        _PLACEHOLDER,
-        sequence,
-        int(row["mbs"]),
-        int(row["gbs"]),
-        "full" if row["recompute"] == "full" else "none",
+    return _training(
+        row,
+        Architecture(layers=layers, hidden=hidden, heads=heads, vocabulary=50368, positions=int(row["seq"])),
+        ParallelLayout(dp=int(row["gpus"]), sharding="fsdp"),
+        recompute="full" if row["recompute"] == "full" else "none",
         gradient_bytes=2,
         transformer_engine=False,
     )
@@ -303,17 +302,13 @@ def _torchtitan(row: Mapping[str, str]) -> Training:
             "fp8 products with a scale per row, in two layouts of one kind: no other to calibrate on"
         )
     layout = _layout(row, dp=_size(row, "dp"), sharding="fsdp")
-    micro = _size(row, "mbs")
-    batch = _size(row, "gbs", micro * layout.dp)
     older = row["source"] == "torchtitan-2024-12" and "2025-06" not in row["options"]
-    return Training(
+    return _training(
+        row,
         _named(row),
         layout,
-        _PLACEHOLDER,
-        int(row["seq"]),
-        micro,
-        batch,
-        "full" if row["recompute"] == "full" else "selective-op",
+        batch=_size(row, "gbs", _size(row, "mbs") * layout.dp),
+        recompute="full" if row["recompute"] == "full" else "selective-op",
         gradient_bytes=2,
         transformer_engine=False,
         context="ring",
@@ -324,9 +319,8 @@ def _torchtitan(row: Mapping[str, str]) -> Training:
 def _llama(row: Mapping[str, str]) -> Training:
     if int(row["seq"]) > 8192:
         raise Undescribed("does not say which flop its TFLOP/s count; scores are more than half of them")
-    model = _named(row)
     layout = _layout(row, sharding="fsdp", chunks=4, order=ORDER)  # arXiv 2407.21783, section 3.3.2
-    return Training(model, layout, _PLACEHOLDER, int(row["seq"]), 1, int(row["gbs"]), overlap=True)
+    return _training(row, _named(row), layout, overlap=True)
 
 
 def _further_tokens(row: Mapping[str, str]) -> int:
@@ -384,9 +378,7 @@ def _bridge(row: Mapping[str, str]) -> Training:
     fsdp = row["sharding"].startswith("FSDP") or ultra
     shard = 64 // _size(row, "tp") if ultra else 0
     layout = _layout(row, sharding="fsdp" if fsdp else "zero-1", node=domain, shard=shard)
-    training = Training(
-        model, layout, _PLACEHOLDER, int(row["seq"]), _size(row, "mbs"), int(row["gbs"]), overlap=True
-    )
+    training = _training(row, model, layout, overlap=True)
     if training.micro_batches < layout.pp or (layout.chunks > 1 and training.micro_batches % layout.pp):
         raise Undescribed("fewer micro-batches than an interleaved schedule takes")
     if ultra:  # perf_recipes/nemotronh, tag v0.6.0

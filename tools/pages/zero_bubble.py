@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from sim.base.arrays import group_pairs
 from studies.program import markdown_table
 from studies.zero_bubble.zero_bubble_model import (
     BANDWIDTH_BYTES_PER_S,
@@ -36,9 +37,9 @@ def report_text(rows: Sequence[Measured]) -> str:
     """Return the report in Markdown; the same rows give the same text."""
     by = fit([row for row in rows if row.group == FITTED])
     thirds, models, schedules = (
-        _parts(rows, lambda row: f"{_GROUPS[row.group]} micro-batches"),
-        _parts(rows, lambda row: row.model),
-        _parts(rows, lambda row: row.schedule),
+        group_pairs((f"{_GROUPS[row.group]} micro-batches", row) for row in rows),
+        group_pairs((row.model, row) for row in rows),
+        group_pairs((row.schedule, row) for row in rows),
     )
     alone = {name: fit(part) for name, part in (thirds | models | schedules).items()}
     out = {name: _held_out(rows, part) for name, part in (models | schedules).items()}
@@ -82,14 +83,6 @@ def report_text(rows: Sequence[Measured]) -> str:
     )
     paragraphs = re.split(r"\n\n+", filled.strip())
     return "\n\n".join(each if each[0] in "#|" else textwrap.fill(each, 110) for each in paragraphs) + "\n"
-
-
-def _parts(rows: Sequence[Measured], name_of: Callable[[Measured], str]) -> dict[str, list[Measured]]:
-    """Return parts of the rows by name."""
-    parts: dict[str, list[Measured]] = {}
-    for row in rows:
-        parts.setdefault(name_of(row), []).append(row)
-    return parts
 
 
 def _held_out(rows: Sequence[Measured], out: Sequence[Measured], step: Step = step_ns) -> tuple[Fit, float]:
