@@ -14,9 +14,8 @@ import typer
 
 from sim.base.errors import InputError, UnknownNameError
 from studies.program import run
-from studies.training.judge import LEFT_OUT, SOURCES, STEPS_FILE, Judge, memory_errors
+from studies.training.judge import LEFT_OUT, SOURCES, Judge, memory_errors
 from studies.training.page import page, source_rows, summary
-from studies.training.published import read_published
 
 
 def main(
@@ -30,7 +29,6 @@ def main(
         raise InputError("a page has all sources; leave it out with --only")
     if unknown := [name for name in only or () if name not in every]:
         raise UnknownNameError("source", unknown[0], every)
-    rows = read_published(data / STEPS_FILE)
     judge, judgements = Judge(data), []
     for name in only or SOURCES:
         begun = time.monotonic()
@@ -40,7 +38,7 @@ def main(
     if only:
         print(summary(judgements), *map(source_rows, judgements), sep="", end="")
         return
-    text = page(judgements, rows, memory_errors(rows))
+    text = page(judgements, judge.rows, judge.refused, memory_errors(judge.rows))
     if file is None:
         print(text, end="")
     else:

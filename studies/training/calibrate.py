@@ -61,7 +61,6 @@ FREE: Final[Mapping[str, Callable[[TrainingCalibration, float], TrainingCalibrat
 
 def predicted_ms(row: Published, calibration: TrainingCalibration) -> float:
     """Return the predicted step of a row, in ms."""
-    assert row.training is not None
     return step_ns(replace(row.training, calibration=calibration)) / 1e6
 
 

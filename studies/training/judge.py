@@ -164,12 +164,10 @@ def _naive(rows: Sequence[Published], most_folds: int) -> dict[str, tuple[float,
     """Return the predictions of the two simpler rules for each row, from the rows of other groups."""
 
     def bubble(row: Published) -> float:
-        assert row.training is not None
         of = row.training
         return 1 + (of.layout.pp - 1) / (of.layout.chunks * of.micro_batches)
 
     def work(row: Published) -> float:
-        assert row.training is not None
         return row.training.flops / row.training.layout.ranks
 
     found = {}
@@ -195,7 +193,6 @@ def _ordered(rows: Sequence[Published], order: tuple[str, ...] | None) -> list[P
         return list(rows)
     found = []
     for row in rows:
-        assert row.training is not None
         layout = replace(row.training.layout, order=order)
         found.append(replace(row, training=replace(row.training, layout=layout)))
     return found
@@ -216,12 +213,12 @@ class Judge:
     """Predicts the rows of a data folder, one source at a time."""
 
     def __init__(self, data: Path) -> None:
-        self.rows = read_published(data / STEPS_FILE)
+        self.rows, self.refused = read_published(data / STEPS_FILE)
         self.simumax_base = replace(read_calibration(data / SIMUMAX_FILE), hiding=0.0, gap_ns=1000.0)
 
     def of(self, source: str) -> list[Published]:
-        """Return the rows of a source that can be described."""
-        return [row for row in self.rows if row.source == source and row.training is not None]
+        """Return the rows of a source."""
+        return [row for row in self.rows if row.source == source]
 
     @cache  # noqa: B019 - one judge lives as long as its program
     def mosaic_h100(self) -> TrainingCalibration:
@@ -293,7 +290,7 @@ class Judge:
         """Megatron Bridge's tables, with the calibrations that ship."""
         judged: list[Judged] = []
         known: dict[str, float] = {}  # releases of the same software repeat a layout
-        rows = [row for row in self.of("nemo-megatron-bridge") if row.training and keep(row)]
+        rows = [row for row in self.of("nemo-megatron-bridge") if keep(row)]
         for hardware in sorted({row.hardware for row in rows}):
             of, mine = shipped(hardware), [row for row in rows if row.hardware == hardware]
             found = {}
@@ -370,7 +367,6 @@ def _left_out(
     rows = [one.row for one in found.judged]
 
     def off(row: Published, choice: Mapping[str, Any]) -> float:
-        assert row.training is not None
         if row.training.cuda_graph == FULL_ITERATION and "host" in choice:  # the host launches nothing
             choice = {"host": HostFields()}
         told = f"{row.hardware} {row.training!r} {choice}"
@@ -394,11 +390,11 @@ def _left_out(
 
 
 def _has_biases(row: Published) -> bool:
-    return _has_experts(row) and row.training is not None and row.training.model.biases
+    return _has_experts(row) and row.training.model.biases
 
 
 def _has_experts(row: Published) -> bool:
-    return row.training is not None and bool(row.training.model.experts)
+    return bool(row.training.model.experts)
 
 
 SOURCES: Final[Mapping[str, Callable[[Judge], Judgement]]] = {
@@ -425,7 +421,7 @@ def memory_errors(rows: Sequence[Published]) -> list[tuple[Published, int, float
     """Return (row, pipeline rank, predicted GiB, measured GiB) of each rank whose memory is published."""
     found = []
     for row in rows:
-        if row.training is None or not row.memory_gib:
+        if not row.memory_gib:
             continue
         training = replace(row.training, calibration=at_rate(10**15))  # times do not matter for memory
         peaks = peaks_of(training, step_trace(training))

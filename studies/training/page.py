@@ -26,6 +26,7 @@ _FAR = 0.1
 def page(
     judgements: Sequence[Judgement],
     rows: Sequence[Published],
+    refused: Sequence[tuple[str, str]],
     memory: Sequence[tuple[Published, int, float, float]],
 ) -> str:
     """Return the page as Markdown."""
@@ -37,7 +38,7 @@ def page(
         "sources": "".join(source_rows(each, _FAR) for each in judgements),
         "bridge": _bridge(judgements),
         "where": _where(rows),
-        "undescribed": _undescribed(rows),
+        "undescribed": _undescribed(refused),
     }
     return template.substitute({name: text.rstrip("\n") for name, text in tables.items()})
 
@@ -130,10 +131,10 @@ def _bridge(judgements: Sequence[Judgement]) -> str:
     told = [
         f"- {what}: {_percent(right / pairs)} of {pairs:,} pairs (constant MFU: {_percent(naive / pairs)})\n"
         for what, (pairs, right, naive) in (
-            ("one model", faster(every, lambda row: row.training and row.training.model)),
+            ("one model", faster(every, lambda row: row.training.model)),
             (
                 "one model on one GPU in one precision",
-                faster(every, lambda row: (row.hardware, row.training and row.training.model)),
+                faster(every, lambda row: (row.hardware, row.training.model)),
             ),
         )
     ]
@@ -160,7 +161,6 @@ def faster(judged: Sequence[Judged], alike: Callable[[Published], object]) -> tu
     found = Counter[str]()
     groups: dict[object, list[tuple[float, float, float]]] = {}
     for one in judged:
-        assert one.row.training is not None
         each = one.row.training.tokens / one.row.training.layout.ranks
         rates = each / one.row.step_ms, each / one.predicted, each / one.constant
         groups.setdefault(alike(one.row), []).append(rates)
@@ -198,7 +198,6 @@ def _where(rows: Sequence[Published]) -> str:
     shares: dict[str, list[str]] = {what: [] for what in _PARTS}
     head = ["part of the step"]
     for row in (row for name in _SHOWN for row in rows if row.id == name):
-        assert row.training is not None
         of = replace(row.training, calibration=shipped(row.hardware))
         report = train_report(step_trace(of), of, of.schedule, None)
         head.append(f"{row.group.split('|')[2].replace('_', ' ')}, {row.hardware}")
@@ -207,7 +206,6 @@ def _where(rows: Sequence[Published]) -> str:
     return markdown_table(head, [[_PARTS[what], *said] for what, said in shares.items()])
 
 
-def _undescribed(rows: Sequence[Published]) -> str:
-    reasons = Counter((row.source, row.reason) for row in rows if row.training is None)
-    lines = [[source, str(count), reason] for (source, reason), count in sorted(reasons.items())]
+def _undescribed(refused: Sequence[tuple[str, str]]) -> str:
+    lines = [[source, str(count), reason] for (source, reason), count in sorted(Counter(refused).items())]
     return markdown_table(("source", "rows", "why"), lines)

@@ -105,9 +105,7 @@ class Published:
         Key of a calibration: GPU, and precision of the products.
     step_ms : float
         Measured step.
-    training : Training or None
-        None if it cannot be described, for `reason`.
-    reason : str
+    training : Training
     memory_gib : tuple of float
         Measured peak of each pipeline rank (the fullest of its GPUs); empty if not published.
     peer_ms : float or None
@@ -121,19 +119,27 @@ class Published:
     group: str
     hardware: str
     step_ms: float
-    training: Training | None
-    reason: str = ""
-    memory_gib: tuple[float, ...] = ()
-    peer_ms: float | None = None
-    mfu: float | None = None
+    training: Training
+    memory_gib: tuple[float, ...]
+    peer_ms: float | None
+    mfu: float | None
 
 
-def read_published(path: Path) -> list[Published]:
-    """Return the rows of the file; a file beside it has the settings of Megatron Bridge's rows."""
+def read_published(path: Path) -> tuple[list[Published], list[tuple[str, str]]]:
+    """Return the rows of the file, and the source of each that cannot be described, with the reason.
+
+    A file beside it has the settings of Megatron Bridge's rows.
+    """
+    found, refused = [], []
     with (path.parent.parent / RECIPES_FILE).open(encoding="utf-8", newline="") as file:
         recipes = {row["id"]: row for row in csv.DictReader(file)}
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        return [_published({**_recipe(row["id"], recipes), **row}) for row in csv.DictReader(file)]
+        for row in csv.DictReader(file):
+            try:
+                found.append(_published({**_recipe(row["id"], recipes), **row}))
+            except (Undescribed, InputError) as error:
+                refused.append((row["source"], str(error)))
+    return found, refused
 
 
 def _recipe(row: str, recipes: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
@@ -153,16 +159,18 @@ def _recipe(row: str, recipes: Mapping[str, Mapping[str, str]]) -> Mapping[str, 
 
 
 def _published(row: Mapping[str, str]) -> Published:
-    of = _SOURCES[row["source"]]
-    said = Published(row["id"], row["source"], row["group"], f"{row['gpu']} {_precision(row)}", 0.0, None)
-    try:
-        training = of(row)
-        step = _step_ms(row, training)
-    except (Undescribed, InputError) as error:
-        return replace(said, reason=str(error))
-    peer = float(row["peer_prediction_ms"]) if row["peer_prediction_ms"] else None
-    memory, mfu = _memory(row, training), _mfu(row["note"])
-    return replace(said, step_ms=step, training=training, memory_gib=memory, peer_ms=peer, mfu=mfu)
+    training = _SOURCES[row["source"]](row)
+    return Published(
+        row["id"],
+        row["source"],
+        row["group"],
+        f"{row['gpu']} {_precision(row)}",
+        _step_ms(row, training),
+        training,
+        _memory(row, training),
+        float(row["peer_prediction_ms"]) if row["peer_prediction_ms"] else None,
+        _mfu(row["note"]),
+    )
 
 
 def _precision(row: Mapping[str, str]) -> str:

@@ -13,47 +13,44 @@ from studies.training import calibrate
 from studies.training.calibrate import fit, folds, predicted_ms, predictions
 from studies.training.judge import SOURCES, STEPS_FILE, Judge, memory_errors, sheet
 from studies.training.page import faster, page, source_rows, summary
-from studies.training.published import Published, read_published
+from studies.training.published import Published
 
 PAGE = Path(__file__).parents[2] / "studies" / "training" / "results.md"
 
 
 @pytest.fixture(scope="module")
-def rows(data_dir: Path) -> list[Published]:
-    """Return all rows of the file."""
-    path = data_dir / STEPS_FILE
-    if not path.exists():
+def judge(data_dir: Path) -> Judge:
+    """Return a judge of the data folder."""
+    if not (data_dir / STEPS_FILE).exists():
         pytest.skip(f"no {STEPS_FILE} in the data folder")
-    return read_published(path)
+    return Judge(data_dir)
 
 
 @pytest.fixture(scope="module")
-def judge(data_dir: Path, rows: list[Published]) -> Judge:
-    """Return a judge of the data folder."""
-    return Judge(data_dir)
+def rows(judge: Judge) -> list[Published]:
+    """Return the rows of the file that can be described."""
+    return judge.rows
 
 
 @pytest.fixture(scope="module")
 def steps(rows: list[Published]) -> list[Published]:
     """Return Megatron-LM's steps of 2021 on at most 8 stages: those of more take a second to predict."""
     found = [row for row in rows if row.source == "megatron-2104.04473-T1"]
-    return [row for row in found if row.training is not None and row.training.layout.pp <= 8]
+    return [row for row in found if row.training.layout.pp <= 8]
 
 
-def test_every_row_is_described_or_says_why_not(rows: list[Published]) -> None:
-    assert len(rows) == 456
-    assert all((row.training is None) == bool(row.reason) for row in rows)
-    judged = {row.source for row in rows if row.training is not None}
-    assert len(judged) == 10
-    for source in ("simumax-b200-v1.2", "vtrain-a100-multi", "mosaicml-llm-foundry"):
-        assert all(row.training is not None for row in rows if row.source == source)
+def test_every_row_is_described_or_says_why_not(judge: Judge) -> None:
+    assert len(judge.rows) + len(judge.refused) == 456
+    assert all(reason for _, reason in judge.refused)
+    assert len({row.source for row in judge.rows}) == 10
+    every = {"simumax-b200-v1.2", "vtrain-a100-multi", "mosaicml-llm-foundry"}
+    assert not every & {source for source, _ in judge.refused}
 
 
 def test_published_models_and_flop_are_those_of_the_rows(rows: list[Published]) -> None:
     """The MFU that MosaicML prints follows from our flop, its step, and the peak of its GPU."""
     for row in rows:
         if row.source == "mosaicml-llm-foundry" and row.hardware == "h100_80gb bf16":
-            assert row.training is not None
             of = row.training
             mfu = of.flops / (of.layout.ranks * 989e12 * row.step_ms / 1e3)
             assert mfu == pytest.approx(row.mfu, rel=0.021)
@@ -66,16 +63,14 @@ def test_memory_of_each_rank_within_half_a_percent(rows: list[Published]) -> Non
     assert len(off) == 30
     assert sum(map(abs, off)) / len(off) <= 0.005
     dense = [
-        predicted / measured - 1
-        for row, _, predicted, measured in found
-        if row.training is not None and not row.training.model.experts
+        predicted / measured - 1 for row, _, predicted, measured in found if not row.training.model.experts
     ]
     assert max(map(abs, dense)) <= 0.002
 
 
 def test_a_row_does_not_tell_its_own_prediction(steps: list[Published]) -> None:
     """What is measured of a group changes nothing of what is predicted of it."""
-    mine = [row for row in steps if row.training is not None and row.training.layout.pp <= 4][:3]
+    mine = [row for row in steps if row.training.layout.pp <= 4][:3]
     base = sheet("A100 bf16")
     before = predictions(mine, base, ("product",), most_folds=3)
     changed = [replace(mine[0], step_ms=3 * mine[0].step_ms), *mine[1:]]
@@ -99,9 +94,9 @@ def test_a_fit_finds_the_numbers_that_made_the_steps(steps: list[Published]) -> 
     assert found.pass_efficiency["elementwise"] == pytest.approx(0.5, rel=0.03)
 
 
-def test_the_page_has_the_memory_and_the_rows_without_description(rows: list[Published]) -> None:
+def test_the_page_has_the_memory_and_the_rows_without_description(judge: Judge) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    fresh = page([], rows, memory_errors(rows))
+    fresh = page([], judge.rows, judge.refused, memory_errors(judge.rows))
     for part in ("Memory of each", "What sources leave open", "Where a step", "Rows that cannot be"):
         begin = fresh.index(f"## {part}")
         end = fresh.find("\n## ", begin + 1)
@@ -146,7 +141,7 @@ def test_a_source_reaches_its_goal_and_the_page_says_what_came_out(
 @pytest.mark.slow
 def test_which_of_two_rows_of_a_model_is_faster(judge: Judge) -> None:
     rows = [one for name in SOURCES if name.startswith("bridge") for one in SOURCES[name](judge).judged]
-    pairs, right, naive = faster(rows, lambda row: row.training and row.training.model)
+    pairs, right, naive = faster(rows, lambda row: row.training.model)
     assert pairs > 1000
     assert right / pairs >= max(0.9, naive / pairs)
     assert f"{100 * right / pairs:.1f} % of {pairs:,} pairs" in PAGE.read_text(encoding="utf-8")

@@ -53,7 +53,7 @@ class Fake:
     """Sources that are judged at once, and counted."""
 
     def __init__(self, rows: list[Published]) -> None:
-        self.rows, self.judged = rows, list[str]()
+        self.rows, self.refused, self.judged = rows, [("mosaic", "prints no layout")], list[str]()
 
     def of(self, name: str) -> Judgement:
         self.judged.append(name)
@@ -63,11 +63,11 @@ class Fake:
 
 @pytest.fixture
 def fake(data: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    made = Fake(read_published(data / STEPS_FILE))
+    made = Fake(read_published(data / STEPS_FILE)[0])
     monkeypatch.setattr(
         program, "SOURCES", {name: lambda _, name=name: made.of(name) for name in ("vtrain", "megatron")}
     )
-    monkeypatch.setattr(program, "Judge", lambda _: None)
+    monkeypatch.setattr(program, "Judge", lambda _: made)
     return made
 
 
@@ -77,6 +77,7 @@ def test_the_page_has_all_sources(data: Path, fake: Fake, tmp_path: Path) -> Non
     assert fake.judged == ["vtrain", "megatron"]
     assert "| Vtrain | 1 | 10.0 % |" in page.read_text()
     assert "beside megatron." in page.read_text()
+    assert "| mosaic | 1 | prints no layout |" in page.read_text()
 
 
 def test_one_source_alone(data: Path, fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
