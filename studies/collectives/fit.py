@@ -27,6 +27,7 @@ import pandas as pd
 
 from devices.collectives.nccl_model import amounts
 from devices.collectives.nccl_tuner import GENERATIONS, NcclChoice, NcclTuner
+from sim.base.arrays import group_pairs
 from studies.program import Data, run
 
 FloatArray = npt.NDArray[np.float64]
@@ -133,15 +134,10 @@ def drawn_fifth(rows: Iterable[tuple[Sequence[Hashable], int]]) -> list[bool]:
     2
     """
     keyed = [(tuple(group), size) for group, size in rows]
-    sizes: dict[tuple[Hashable, ...], set[int]] = {}
-    for group, size in keyed:
-        sizes.setdefault(group, set()).add(size)
-    drawn = {
-        group: set(
-            random.Random("/".join(map(str, group))).sample(sorted(found), max(1, round(len(found) / 5)))
-        )
-        for group, found in sizes.items()
-    }
+    drawn = {}
+    for group, found in group_pairs(keyed).items():
+        sizes = sorted(set(found))
+        drawn[group] = random.Random("/".join(map(str, group))).sample(sizes, max(1, round(len(sizes) / 5)))
     return [size in drawn[group] for group, size in keyed]
 
 
@@ -199,17 +195,13 @@ def _fit(a: FloatArray, us: FloatArray, start: FloatArray, drawn_to: float) -> F
     return x
 
 
-def _h200_rates(h200: pd.DataFrame) -> FloatArray:
-    return _fit(_design(h200, _H200), h200.us.to_numpy(), np.ones(len(RATES)), _SMALLEST_ERROR)
-
-
 def _of(rows: pd.DataFrame, setup: Setup) -> pd.DataFrame:
     return rows[(rows.system == setup.system) & (rows.library == "nccl") & rows.version.isin(setup.versions)]
 
 
 def fitted(h200: pd.DataFrame, rest: pd.DataFrame) -> dict[str, FloatArray]:
     """Return the rates of ``h200``, from its own table, and of each setup, from its drawn fifth."""
-    found = {"h200": _h200_rates(h200)}
+    found = {"h200": _fit(_design(h200, _H200), h200.us.to_numpy(), np.ones(len(RATES)), _SMALLEST_ERROR)}
     for setup in SETUPS:
         learn = _of(rest, setup)
         learn = learn[learn.learn]

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
-import yaml
-from pydantic import TypeAdapter, ValidationError
 
-from scenarios.recorded.changes import AnyWhatIf, WhatIf, apply_changes
+from scenarios.file.yaml_read import read_yaml_text
+from scenarios.recorded.changes import apply_changes
 from scenarios.recorded.setup import run_recorded
+from scenarios.variants.what_ifs import read_what_if
 from sim import Graph
-from sim.base.errors import InputError
+from sim.base.errors import in_file
 from studies.program import markdown_table, run
 from studies.recorded_ranks import load_ranks, ms
 from studies.what_if_reality.transplant import (
@@ -105,13 +105,6 @@ def _rows(found: Sequence[Prediction], was: Measures, other: Measures) -> Iterat
         ]
 
 
-def _changes(text: str) -> list[WhatIf]:
-    try:
-        return TypeAdapter(AnyWhatIf).validate_python(yaml.safe_load(text))
-    except (ValidationError, yaml.YAMLError) as error:
-        raise InputError(f"--what-if: {error}") from None
-
-
 def main(
     path_a: Annotated[Path, typer.Argument(metavar="A")],
     path_b: Annotated[Path, typer.Argument(metavar="B")],
@@ -144,7 +137,9 @@ def main(
         changed["A's graph without the range"] = less
         range_ns = host_work_ns(a) - host_work_ns(less)
     if what_if:
-        changed[f"A's graph, {what_if}"] = apply_changes(a, _changes(what_if))
+        changes = read_yaml_text(what_if, "--what-if", places=False).plain()
+        with in_file("--what-if"):
+            changed[f"A's graph, {what_if}"] = apply_changes(a, read_what_if(changes))
     head = ["rule", "predicted", "change", "off by", "GPU idle"]
     found = [*predictions(a, b, step, changed, range_ns)]
     print(f"B from A (ms); the change seen is {(other.step - was.step) / 1e6:+.3f}:\n")
