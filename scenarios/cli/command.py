@@ -173,7 +173,7 @@ class _Sim(TyperGroup):
             if info.cls in (None, TyperCommand):
                 info.cls = _Verb
             if info.callback is not None:
-                ours, name = plugin == "sim", info.name
+                ours, name = plugin in ("sim", *plugins.built_in("sim.commands")), info.name
                 at_once, simulates = name in _AT_ONCE, ours and name in _SIMULATING
                 info.callback = as_command(info.callback, ours=ours, at_once=at_once, simulates=simulates)
         for name, verb in get_group(part).commands.items():
