@@ -63,15 +63,19 @@ class Goal(NamedTuple):
         """Column of the optimized result in a row."""
         return column_of_result(self.what)
 
+    @property
+    def sign(self) -> int:
+        """Factor of a result that makes the least the best."""
+        return -1 if self.most else 1
+
     def allows(self, row: Mapping[str, Any]) -> bool:
         """Whether a row is an answer: it did not fail and keeps all limits."""
         return not row["error"] and all(limit.holds(row) for limit in self.limits)
 
     def rank_answers(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the indices of the answers, the best first; equal ones in the order of the table."""
-        sign = -1 if self.most else 1
         allowed = [i for i, row in enumerate(rows) if self.allows(row)]
-        return sorted(allowed, key=lambda i: sign * rows[i][self.column])
+        return sorted(allowed, key=lambda i: self.sign * rows[i][self.column])
 
     def answer(self, rows: Sequence[Mapping[str, Any]], settings: Sequence[str] = ()) -> dict[str, Any]:
         """Return the number of answers, the best row, and the runner-up; None if there is none."""

@@ -47,7 +47,7 @@ def to_json(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> dict[str
     return {**told, "makespan_ns": base["makespan_ns"], "what_ifs": what_ifs}
 
 
-def draw_what_ifs(name: str, rows: Sequence[Row], ax: Axes | None = None) -> Axes:
+def draw_what_ifs(name: str, rows: Sequence[Row]) -> Axes:
     """Draw the time that each what-if saves, the largest on top.
 
     Parameters
@@ -56,14 +56,13 @@ def draw_what_ifs(name: str, rows: Sequence[Row], ax: Axes | None = None) -> Axe
         Name of the recording.
     rows : sequence of dict
         Rows as `scenarios.variants.what_ifs.try_all` yields them.
-    ax : Axes, optional
     """
-    from sim.plot.figure import axes_or_new, elide
+    from sim.plot.figure import elide, new_figure
     from sim.plot.theme import OKABE_ITO, plain
 
     base, *others = rank_rows(rows)
     base_ns = base["makespan_ns"]
-    ax = axes_or_new(ax, width=9.0, height=1.2 + 0.28 * max(1, len(others)))
+    _, [ax] = new_figure(width=9.0, height=1.2 + 0.28 * max(1, len(others)))
     saved = [each["saved_ns"] for each in others]
     shares = [100 * ns / base_ns if base_ns else 0.0 for ns in saved]
     blue, red = OKABE_ITO[0], OKABE_ITO[5]
@@ -155,20 +154,19 @@ def sweep_plot(
     return ax
 
 
-def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]], ax: Axes | None = None) -> Axes:
+def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]]) -> Axes:
     """Draw the share of the instances on which each method is within a factor of the best.
 
     Parameters
     ----------
     profile : mapping
         Profile as `scenarios.variants.bench.profile` returns it.
-    ax : Axes, optional
     """
-    from sim.plot.figure import axes_or_new, elide
+    from sim.plot.figure import elide, new_figure
     from sim.plot.legend import add_legend
     from sim.plot.theme import OKABE_ITO, plain
 
-    ax = axes_or_new(ax, width=8.0, height=4.2)
+    _, [ax] = new_figure(width=8.0, height=4.2)
     last = max((float(ratio) for steps in profile.values() for ratio, _ in steps), default=1.0)
     handles: dict[str, Any] = {}
     for k, (name, steps) in enumerate(profile.items()):

@@ -170,7 +170,7 @@ class Tuning:
     def cost(self, trial: Trial) -> float:
         """Return the number that the search minimizes."""
         value: float = trial.row[self.goal.column]
-        return -value if self.goal.most else value
+        return self.goal.sign * value
 
     def front(self, against: str) -> list[int]:
         """Return the Pareto-optimal trials: none is better in both the goal and the other result."""
@@ -288,8 +288,7 @@ class Tuner:
             job_with = Jobs(case)
             results = (run_case(case, job=job_with(seed)) for seed in range(first, first + _UNSEEN))
             found.append([float(value_of(self.goal.what, result)) for result in results])
-        sign = -1 if self.goal.most else 1
-        gains = [sign * (1 - one / other) for one, other in zip(*found, strict=True) if other]
+        gains = [self.goal.sign * (1 - one / other) for one, other in zip(*found, strict=True) if other]
         if len(gains) == _UNSEEN:
             mean, off = mean_with_interval(gains)
             best, base = (sum(values) / _UNSEEN for values in found)
@@ -483,8 +482,7 @@ class Tuner:
         column = self.goal.column
         known = [row[column] for row in self.tuning.trials[best].rows]
         varies = stdev(known)
-        sign = -1 if self.goal.most else 1
-        return all(sign * (row[column] - of) > varies for row, of in zip(rows, known, strict=False))
+        return all(self.goal.sign * (row[column] - of) > varies for row, of in zip(rows, known, strict=False))
 
     def _begin(self, what: str, variant: Variant, **decisions: Any) -> tuple[float | None, Result | None]:
         """Run a variant in this process, with some decisions of its own, because its result is needed."""

@@ -59,8 +59,10 @@ class Piece(NamedTuple):
     max_error: float
 
 
-def fit_pieces(nbytes: Sequence[int], ns: Sequence[int], pieces: int = 2) -> list[Piece]:
+def fit_pieces(nbytes: Sequence[int], ns: Sequence[int]) -> list[Piece]:
     """Fit at most two lines with the least sum of squared relative errors.
+
+    Each has three sizes or more, because two determine a line without any error.
 
     Parameters
     ----------
@@ -68,8 +70,6 @@ def fit_pieces(nbytes: Sequence[int], ns: Sequence[int], pieces: int = 2) -> lis
         Sizes, ascending.
     ns : sequence of int
         Time of each; positive.
-    pieces : {1, 2}
-        Maximum number; each has three sizes or more, because two determine a line without any error.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def fit_pieces(nbytes: Sequence[int], ns: Sequence[int], pieces: int = 2) -> lis
     x, y = np.asarray(nbytes, np.float64), np.asarray(ns, np.float64)
     if len(x) < 2 or len(x) != len(y) or (np.diff(x) <= 0).any() or (y <= 0).any():
         raise InputError("fitting needs two rising sizes or more, and a positive time for each")
-    splits = [len(x), *(range(3, len(x) - 2) if pieces > 1 else ())]
+    splits = [len(x), *range(3, len(x) - 2)]
     found = [
         [_line(x[part], y[part]) for part in (slice(0, k), slice(k, None)) if len(x[part])] for k in splits
     ]
