@@ -92,11 +92,7 @@ def recognises(name: str, head: bytes) -> bool:
     return name.endswith(TRACES["chakra"])
 
 
-def load(
-    path: StrPath | Sequence[StrPath],
-    *,
-    unknown: Literal["warn", "error"] = "warn",
-) -> Graph:
+def load(path: StrPath | Sequence[StrPath], *, unknown: Literal["warn", "error"] = "warn") -> Graph:
     """Return the graph of a trace, or of those of all ranks of a job.
 
     Parameters

@@ -203,11 +203,7 @@ def _by_number(threads: Sequence[Thread], numbered: Numbered) -> dict[int | None
     ):
         if n > owners.get(own, (0, 0))[0]:
             owners[own] = n, owner
-    waits_for: dict[int | None, list[int]] = defaultdict(list)
-    for own, (_, owner) in owners.items():
-        if owner != own:
-            waits_for[owner].append(own)
-    return waits_for
+    return group_pairs((owner, own) for own, (_, owner) in owners.items() if owner != own)
 
 
 def _by_name(threads: Sequence[Thread], nodes: Spans, calls: Calls) -> dict[int | None, list[int]]:

@@ -40,7 +40,7 @@ from scenarios.importers.kineto.nsight_systems import MAGIC
 from scenarios.importers.kineto.simulated_trace import is_simulated
 from scenarios.importers.kineto.simulated_trace import load as load_simulated
 from scenarios.importers.kineto.xplane import HEAD
-from sim.base.arrays import UNSET, IntArray
+from sim.base.arrays import UNSET, IntArray, latest_by
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 from sim.base.startup import collector_paused
@@ -196,19 +196,15 @@ class _Process:
 
     def facts(self, number: int) -> dict[str, str]:
         """Return the facts about a GPU, as keys of a device."""
-        if self._on_threads:
+        if self.rank.trace.kind == "cpu":  # its tasks ran on threads
             return {}
         name = self.rank.trace.gpus.get(number)
         return self.overheads.describe() | ({"description": name} if name else {})
 
-    @property
-    def _on_threads(self) -> bool:
-        """Whether its tasks ran on threads of a CPU."""
-        return self.rank.trace.kind == "cpu"
-
     def _lane(self, task: GpuTask) -> dict[str, Any]:
         """Return the stream or thread on which a task ran."""
-        return {"thread": f"thread{task.stream}"} if self._on_threads else {"stream": task.stream}
+        of_cpu = self.rank.trace.kind == "cpu"
+        return {"thread": f"thread{task.stream}"} if of_cpu else {"stream": task.stream}
 
     @property
     def _number(self) -> str:
@@ -289,8 +285,7 @@ class _Process:
         """
         trace, gap_ns = self.rank.trace, self.overheads.gap.usual_ns
         tasks, others, same = self.streams.edges
-        free_ns = np.zeros(len(trace.tasks), np.int64)
-        np.maximum.at(free_ns, tasks[same], trace.end_ns[others[same]])
+        free_ns = latest_by(tasks[same], trace.end_ns[others[same]], len(trace.tasks))
         over = np.flatnonzero(free_ns - trace.start_ns > (OVERLAP_NS if gap_ns else 0))
         alone_ns = np.maximum(0, trace.end_ns[over] - free_ns[over] - gap_ns)
         return dict(zip(over.tolist(), alone_ns.tolist(), strict=True))

@@ -250,13 +250,8 @@ def put_in_order(slices: Sequence[Slice], at_issue: bool, *, whole: bool) -> Non
 
     With `at_issue` a host does not wait for what is launched. If `whole` is off, missing slices are ignored.
     """
-    of_number: dict[int, list[Slice]] = defaultdict(list)
-    launch: dict[int, Slice] = {}
-    for each in slices:
-        if each.launches:
-            launch[each.number] = each
-        else:
-            of_number[each.number].append(each)
+    of_number = group_pairs((each.number, each) for each in slices if not each.launches)
+    launch = {each.number: each for each in slices if each.launches}
     last: dict[tuple[int, int], Slice] = {}
     for each in slices:
         if not each.is_op:
