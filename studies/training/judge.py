@@ -36,6 +36,7 @@ from scenarios.workloads.calibrations import (
     to_calibration,
 )
 from scenarios.workloads.train_report import peaks_of
+from sim.base.arrays import group_pairs
 from studies.training.calibrate import fit, folds, predicted_ms, predictions
 from studies.training.published import Published, read_published
 
@@ -289,17 +290,9 @@ class Judge:
     def _bridge(self, what: tuple[str, str], keep: Callable[[Published], bool]) -> Judgement:
         """Megatron Bridge's tables, with the calibrations that ship."""
         judged: list[Judged] = []
-        known: dict[str, float] = {}  # releases of the same software repeat a layout
-        rows = [row for row in self.of("nemo-megatron-bridge") if keep(row)]
-        for hardware in sorted({row.hardware for row in rows}):
-            of, mine = shipped(hardware), [row for row in rows if row.hardware == hardware]
-            found = {}
-            for row in mine:
-                told = f"{hardware} {row.training!r}"
-                if told not in known:
-                    known[told] = predicted_ms(row, of)
-                found[row.id] = known[told]
-            judged += _judged(mine, found, len(mine))
+        rows = group_pairs((row.hardware, row) for row in self.of("nemo-megatron-bridge") if keep(row))
+        for _, mine in sorted(rows.items()):
+            judged += _judged(mine, {row.id: _shipped_ms(row) for row in mine}, len(mine))
         how = "calibrations as shipped: kernels alone, NCCL's measured times in nodes, data sheets"
         return Judgement(
             f"NeMo Megatron Bridge, H100 to GB300, {what[0]}", f"{how}; {what[1]}", tuple(judged)
@@ -359,20 +352,28 @@ def _gpu(row: Published) -> str:
     return row.hardware.partition(" ")[0]
 
 
+_KNOWN: Final[dict[str, float]] = {}
+"""Predictions of `_shipped_ms`: releases of the same software repeat a layout."""
+
+
+def _shipped_ms(row: Published, **choice: Any) -> float:
+    """Return the step of a row by the calibration that ships, with some of its numbers chosen."""
+    told = f"{row.hardware} {row.training!r} {choice}"
+    if told not in _KNOWN:
+        _KNOWN[told] = predicted_ms(row, replace(shipped(row.hardware), **choice))
+    return _KNOWN[told]
+
+
 def _left_out(
     found: Judgement, choices: Sequence[Mapping[str, Any]], parts: Mapping[str, Callable[[Published], str]]
 ) -> Judgement:
     """Return a judgement with the errors if numbers are chosen without each model, or without each GPU."""
-    known: dict[str, float] = {}
     rows = [one.row for one in found.judged]
 
     def off(row: Published, choice: Mapping[str, Any]) -> float:
         if row.training.cuda_graph == FULL_ITERATION and "host" in choice:  # the host launches nothing
             choice = {"host": HostFields()}
-        told = f"{row.hardware} {row.training!r} {choice}"
-        if told not in known:
-            known[told] = predicted_ms(row, replace(shipped(row.hardware), **choice))
-        return abs(known[told] / row.step_ms - 1)
+        return abs(_shipped_ms(row, **choice) / row.step_ms - 1)
 
     said = []
     for name, what in parts.items():

@@ -110,8 +110,6 @@ class Published:
         Measured peak of each pipeline rank (the fullest of its GPUs); empty if not published.
     peer_ms : float or None
         Prediction of the source's own tool.
-    mfu : float or None
-        If the source prints one.
     """
 
     id: str
@@ -122,7 +120,6 @@ class Published:
     training: Training
     memory_gib: tuple[float, ...]
     peer_ms: float | None
-    mfu: float | None
 
 
 def read_published(path: Path) -> tuple[list[Published], list[tuple[str, str]]]:
@@ -169,7 +166,6 @@ def _published(row: Mapping[str, str]) -> Published:
         training,
         _memory(row, training),
         float(row["peer_prediction_ms"]) if row["peer_prediction_ms"] else None,
-        _mfu(row["note"]),
     )
 
 
@@ -196,12 +192,6 @@ def _memory(row: Mapping[str, str], training: Training) -> tuple[float, ...]:
     each, ranks = [float(number) / 1024 for number in numbers.split()], training.layout.pp
     share = len(each) // ranks
     return tuple(max(each[r * share : (r + 1) * share]) for r in range(ranks))
-
-
-def _mfu(note: str) -> float | None:
-    """Return the MFU that a note prints, as a share."""
-    found = re.match(r"MFU ([0-9.]+) ", note)
-    return float(found[1]) / 100 if found else None
 
 
 def _size(row: Mapping[str, str], key: str, default: int = 1) -> int:
