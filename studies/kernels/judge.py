@@ -13,7 +13,7 @@ from devices.cost.kernel_costs import load_fits
 from devices.cost.kernel_fits import GENERATION_WIDTH, NEAREST_WIDTH, models_of
 from devices.cost.kernel_model import KernelWork, Model, Sheet, shift_model
 from devices.presets import device_preset
-from sim.base.arrays import BoolArray, FloatArray
+from sim.base.arrays import BoolArray, FloatArray, group_pairs
 from studies.kernels.fitting import (
     as_sure_as,
     drawn,
@@ -195,10 +195,9 @@ def added_width(every: Sequence[Borrowed], table: str, *, far: bool, but: str = 
         each = np.concatenate([m.added for m in some])
         order = np.argsort(each)
         prior = each[order][np.searchsorted(np.cumsum(weight[order]), 0.8 * len(some))]
-    own: dict[frozenset[str], list[float]] = {}
-    for m in some:
-        if m.table == table:
-            own.setdefault(frozenset((m.gpu, *m.lenders)), []).append(float(np.quantile(m.added, 0.8)))
+    own = group_pairs(
+        (frozenset((m.gpu, *m.lenders)), np.quantile(m.added, 0.8)) for m in some if m.table == table
+    )
     seen = sum(np.mean(draws) for draws in own.values())
     return float(np.sqrt((_OF_ANY_TABLE * prior + seen) / (_OF_ANY_TABLE + len(own))))
 

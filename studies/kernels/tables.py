@@ -257,8 +257,7 @@ def general_tables(data: Path) -> Iterator[Table]:
     d["floor_ns"] = d.groupby(["gpu", "op"]).us.transform(lambda x: x.quantile(0.003)) * 1e3
     d["waits"] = True
     for op, lenders in (("bmm", _but(*FP32)), ("linear", _alike_tiles)):
-        shared: dict[str, Any] = {"lenders": lenders, "stiff": stiff}
-        yield _table(op, "fp32", op, d[d.op == op], "batch m n k", "n k", **shared)
+        yield _table(op, "fp32", op, d[d.op == op], "batch m n k", "n k", lenders=lenders, stiff=stiff)
     e = _read(here / "fp32_elementwise.csv.gz", B="rows", H="columns")
     flat = e.groupby(["gpu", "op"]).us.transform(lambda x: x[x < 1.25 * x.quantile(0.02)].median())
     e["floor_ns"] = flat * 1e3
@@ -266,18 +265,12 @@ def general_tables(data: Path) -> Iterator[Table]:
     names = {"softmax": "softmax", "ln": "layer_norm", "powu": "pow", "divu": "div"}
     kinds = e.op.replace(names)
     e["element_flops"] = [KINDS.get(kind, {}).get("flops", 2.0) for kind in kinds]
-    shared = {"lenders": _alike_memory, "stiff": loose, "logs": ("rows", "columns")}
-    rest = e[~e.op.isin(["softmax", "ln"])]
-    sizes = "elements operands element_flops"
-    shared["logs"] = ("elements", "operands", "element_flops")
-    yield _table("elementwise", "fp32", "elementwise", rest, sizes, "columns", **shared)
-    shared["logs"] = ("rows", "columns")
-    sizes = "rows columns element_flops"
-    for name, op, family in (
-        ("softmax", "softmax", "softmax"),
-        ("layer_norm", "ln", "layer_norm"),
-    ):
-        yield _table(name, "fp32", family, e[e.op == op], sizes, "columns", **shared)
+    rest, sizes = e[~e.op.isin(["softmax", "ln"])], "elements operands element_flops"
+    own: dict[str, Any] = {"lenders": _alike_memory, "stiff": loose}
+    yield _table("elementwise", "fp32", "elementwise", rest, sizes, "columns", **own)
+    own["logs"], sizes = ("rows", "columns"), "rows columns element_flops"
+    for name, op in (("softmax", "softmax"), ("layer_norm", "ln")):
+        yield _table(name, "fp32", name, e[e.op == op], sizes, "columns", **own)
     yield from _convolutions(here)
     d = _read(here / "llm_ops_fp16.csv.gz").assign(dtype="fp16", element_flops=10.0)
     head, tp = d.n_embd / d.n_head, d.num_tensor_parallel_workers
@@ -292,10 +285,9 @@ def general_tables(data: Path) -> Iterator[Table]:
         "rope": "attn_rope",
         "gated_activation": "mlp_act",
     }
-    shared["lenders"] = _but("a100-sxm-80", "h100-sxm")
+    own["lenders"], sizes = _but("a100-sxm-80", "h100-sxm"), "rows columns tensors element_flops"
     for name, op in ops.items():
-        sizes = "rows columns tensors element_flops"
-        yield _table(name, "fp16", "llm_rows", d[d.op == op], sizes, "model", shape="columns", **shared)
+        yield _table(name, "fp16", "llm_rows", d[d.op == op], sizes, "model", shape="columns", **own)
 
 
 def _convolutions(here: Path) -> Iterator[Table]:
