@@ -112,13 +112,25 @@ def _ops(recorded: pd.DataFrame, layers: int, training: bool) -> Iterator[_Op]:
     for position, row in enumerate(recorded.itertuples()):
         op = _op(row, training)
         if op is not None:
-            yield from [op] * (layers if begin <= position < end else 1)
+            yield from [*_copies(row, op), op] * (layers if begin <= position < end else 1)
+
+
+def _copies(row: Any, op: _Op) -> Iterator[_Op]:
+    """Yield the copies that PyTorch's product of heads makes of them, as they are no matrices one after the
+    other in memory; keys are transposed. Scores (square) are such matrices.
+    """
+    for shape in ast.literal_eval(row.inputs) if op.attributes.get("operator") == "aten::matmul" else ():
+        if len(shape) == 4 and shape[-2] != shape[-1]:
+            nbytes = WIDTH * prod(shape)
+            yield _Op("transpose", {"columnwise": shape[-2] < shape[-1]}, nbytes, nbytes)
 
 
 def _gradients(op: _Op) -> Sequence[str]:
     """Return the kinds of the kernels that compute an op's gradients; those of a sum are its output's."""
-    if op.kind in ("add", "sub", "copy"):
+    if op.kind in ("add", "sub"):
         return ()
+    if op.kind in ("copy", "transpose"):
+        return (op.kind,)
     if op.kind in ("mul", "div", "where"):  # one like the op for each operand that is no number
         return (op.kind,) * round(op.read / op.written)
     return (f"{op.kind}_grad",)
