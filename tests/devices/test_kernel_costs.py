@@ -193,6 +193,15 @@ def test_pascal_has_other_kernels_for_a_bias(gpu: str, sizes: dict[str, Any], ms
     assert gradients[0] == gradients[1] > 0
 
 
+@pytest.mark.parametrize(("n", "k", "ms"), [(5120, 1280, 8.006), (1280, 5120, 8.277), (1280, 1280, 2.104)])
+def test_a_product_on_volta_is_not_one_of_a_batch(n: int, k: int, ms: float) -> None:
+    """GPT-2's of 8,192 rows, weights stored as (k, n), as NeuSight recorded them: batches have small tiles."""
+    sizes = {"m": 8192, "n": n, "k": k, "operator": "aten::addmm"}
+    assert ns_of("matmul", "fp32", "v100-pcie-32", sizes) / 1e6 == pytest.approx(ms, rel=0.05)
+    of_many = ns_of("matmul", "fp32", "v100-pcie-32", {**sizes, "batch": 2}) / 2e6
+    assert of_many > 1.04 * ms
+
+
 @pytest.mark.parametrize(("size", "best"), [(2048, 77.6), (8192, 94.9)])
 def test_products_on_volta_are_those_of_a_v100(size: int, best: float) -> None:
     """A V100's TFLOP/s in fp16 as PyTorch has them (mli/transformers-benchmarks), which no fit saw."""
