@@ -140,8 +140,8 @@ def library_kernels(
 ) -> tuple[BoolArray, FloatArray]:
     """Return which products take the kernels of linear layers, and how many times as long others compute.
 
-    Of one matrix Volta's and Turing's do, however its weights are stored: these have larger tiles than those of
-    batches. The few in the tables are 9 % off so on a V100 and 39 % on a T4, with the others 43 and 83 %.
+    Of one matrix Volta's and Turing's do, however its weights are stored: they have larger tiles than those
+    of batches. The few in the tables are 9 % off so on a V100 and 39 % on a T4, with the others 43 and 83 %.
 
     On Pascal the first are cublasLt's, which PyTorch calls for the sake of a bias: GPT-2's vocabulary, which
     has none, is 1 % (P100) and 6 % off (P4) as cuBLAS's product. With weights stored as (k, n) and a bias,

@@ -195,7 +195,7 @@ def test_pascal_has_other_kernels_for_a_bias(gpu: str, sizes: dict[str, Any], ms
 
 @pytest.mark.parametrize(("n", "k", "ms"), [(5120, 1280, 8.006), (1280, 5120, 8.277), (1280, 1280, 2.104)])
 def test_a_product_on_volta_is_not_one_of_a_batch(n: int, k: int, ms: float) -> None:
-    """GPT-2's of 8,192 rows, weights stored as (k, n), as NeuSight recorded them: batches have small tiles."""
+    """GPT-2's of 8,192 rows, weights as (k, n), as NeuSight recorded them: batches have small tiles."""
     sizes = {"m": 8192, "n": n, "k": k, "operator": "aten::addmm"}
     assert ns_of("matmul", "fp32", "v100-pcie-32", sizes) / 1e6 == pytest.approx(ms, rel=0.05)
     of_many = ns_of("matmul", "fp32", "v100-pcie-32", {**sizes, "batch": 2}) / 2e6
@@ -573,9 +573,10 @@ def test_a_gpu_that_was_left_out(data_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_whole_models(data_dir: Path) -> None:
+@pytest.mark.parametrize(("left_out", "most", "wide"), [(False, 0.036, 1.5), (True, 0.06, 1.8)])
+def test_whole_models(data_dir: Path, left_out: bool, most: float, wide: float) -> None:
     """Each of BERT and GPT-2 in fp32 on five GPUs; four of five lie inside their interval, or more."""
-    found = list(runs(data_dir))
-    assert np.mean([abs(run.off) for run in found]) < 0.06
+    found = list(runs(data_dir, left_out=left_out))
+    assert np.mean([abs(run.off) for run in found]) < most
     assert np.mean([run.inside for run in found]) >= 0.8
-    assert max(run.high / run.low for run in found if run.gpu != "p4") < 1.5
+    assert max(run.high / run.low for run in found if run.gpu != "p4") < wide
