@@ -91,6 +91,13 @@ def test_copies_that_a_layer_does_not_hide_show() -> None:
         assert slow.each_stage[0].forward.hidden == pytest.approx(3 * forward)
 
 
+@pytest.mark.parametrize("recompute", ["full", "selective-op", ("moe",), ("core_attn", "moe")])
+def test_what_recomputation_does_not_keep_cannot_be_offloaded(recompute: str | tuple[str, ...]) -> None:
+    with pytest.raises(MisfitError, match="offload: moe_act has no effect: recompute keeps nothing that"):
+        replace(offloaded(1e30), recompute=recompute)
+    replace(offloaded(1e30), recompute=("moe_act",))  # makes again what the product after it reads
+
+
 def test_clamped_inputs_are_made_again_with_their_activation() -> None:
     """Experts' activation keeps what it read, not what was clamped of it, nor what it made."""
     plain, again = (

@@ -54,6 +54,13 @@ def recompute_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) ->
     return tuple(found)
 
 
+def keeps_nothing(piece: str, recompute: Recompute | tuple[str, ...]) -> bool:
+    """Whether recomputation keeps nothing of what this piece of a layer saves for its backward."""
+    if isinstance(recompute, str):
+        return recompute in ("selective-op", "full")
+    return any(piece in RECOMPUTED[module][1] for module in recompute)
+
+
 def recompute_by_op(
     pieces: Iterable[LayerPiece], apart: Mapping[str, Sequence[int]], t: int
 ) -> list[LayerPiece]:

@@ -33,6 +33,7 @@ from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.kernels import (
     GRAPHED,
     MODULES,
+    OFFLOADED,
     WIDE,
     Attention,
     Collective,
@@ -53,7 +54,7 @@ from scenarios.builders.train.memory import (
     stage_memory,
     transformer_engine_buffers,
 )
-from scenarios.builders.train.recompute import Recompute, with_recomputation
+from scenarios.builders.train.recompute import Recompute, keeps_nothing, with_recomputation
 from sim.base.units import format_count, round_half_up
 
 GROUPS: Final = ("tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replicas", "eshard", "ereplicas")
@@ -158,6 +159,9 @@ class Training(RankOptions):
         refuse_misfit(self.lora and self.parameters_apart, "adapters with parameters apart", why)
         if self.offload_layers:
             self._check_offload()
+        idle = [module for module in self.offload if keeps_nothing(OFFLOADED[module], self.recompute)]
+        why = f"offload: {', '.join(idle)} has no effect: recompute keeps nothing that could be offloaded"
+        refuse_misfit(idle, "offloaded modules that are recomputed", why)
         why = f"{format_count(self.model.layers, 'layer')} cannot be shared by {self.stages} stages"
         many = self.stages > self.model.layers + 2  # the first and the last may have no layers
         refuse_misfit(many, "more stages than layers", why)
