@@ -148,9 +148,10 @@ class FlexibleJobShop:
 
     @staticmethod
     def recognises(name: str, head: bytes) -> bool:
-        """Whether the file is one: numbers that are not a job shop, or by its name."""
+        """Whether the file is one: numbers that are no other instance, or by its name."""
+        others = JobShop, TaskGraph
         return name.removesuffix(".gz").endswith(".fjs") or (
-            bool(_is_shop(head)) and not JobShop.recognises(name, head)
+            bool(_is_shop(head)) and not any(other.recognises(name, head) for other in others)
         )
 
     @staticmethod

@@ -100,6 +100,7 @@ def test_files_are_told_apart() -> None:
         for text in (SHOP, FLEXIBLE, PROJECT, "a: 1\n", "3\n1 2\n", "")
     ]
     assert kinds == [[True, False, False], [False, True, False], [False, False, True], *[[False] * 3] * 3]
+    assert not FlexibleJobShop.recognises("robot.stg", b"88 16\n1 10 0\n")
 
 
 @pytest.mark.parametrize(
