@@ -339,6 +339,8 @@ class JobModel:
         self.lists = Lists(self.times)
         if self.lists.suits:
             least_ns = max(least_ns, self.lists.least_ns())
+        if not placed:
+            least_ns = max(least_ns, self._least_anywhere_ns())
         unit = unit_of(self.times)
         # If something is left out, the makespan of a run need not be a multiple of the unit.
         self.least_ns = least_ns // unit * unit if self.left_out else -(-least_ns // unit) * unit
@@ -352,6 +354,16 @@ class JobModel:
         """What the model relaxes; if anything, its optimum is only a lower bound."""
         notes = self.tasks.notes.items()
         return tuple(f"{what} ({list_names(names, _MOST_NAMED)})" if names else what for what, names in notes)
+
+    def _least_anywhere_ns(self) -> int:
+        """Return a lower bound wherever ops are: the longest chain, and all work on all lanes."""
+        tasks, dag = self.tasks, self.job.graph.dag()
+        fastest = [[min(ns.values()) for ns in row] for row in tasks.duration]
+        ends = list(fastest[0])
+        for op in self.job.graph.topological_order.tolist():
+            ends[op] += max((ends[before] for before in dag.predecessors[op]), default=0)
+        work = sum(ns for row in fastest for op, ns in enumerate(row) if op not in tasks.alone)
+        return max(*ends, -(-work // sum(device.lanes for device in tasks.machine.devices)))
 
     def solve(self, limit_ns: int, workers: int = 1, seed: int = 0) -> tuple[Solved, Timetable | None]:
         """Return what was found, with a lower bound of the objective; see `policies.cp_sat.least`."""

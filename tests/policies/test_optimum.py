@@ -592,7 +592,7 @@ def test_a_search_without_time_still_has_a_bound() -> None:
     found = json.loads(done.stdout)
     assert not found["proven"]
     assert not found["searched"]
-    assert 0 <= found["lower_bound_ns"] < found["makespan_ns"]
+    assert 41_000 <= found["lower_bound_ns"] < found["makespan_ns"]  # n1, n2, n9, n10 where each is fastest
 
 
 def test_ranks_stay_where_they_are() -> None:
