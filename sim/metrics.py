@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import earliest_by, latest_by, sums_by
+from sim.base.arrays import least_by, most_by, sums_by
 from sim.base.intervals import Cover, overlap_of_at_least, union
 from sim.base.units import NS_PER_S
 from sim.explain.bounds import bounds
@@ -118,7 +118,7 @@ def device_use(trace: Record) -> dict[str, DeviceUse]:
     start, end, device = trace.tasks["start_ns"], trace.tasks["end_ns"], trace.device
     n = len(trace.job.machine.devices)
     busy = union(trace.begins_ns, trace.occupied_until_ns, device).lengths(n).tolist()
-    first, last = earliest_by(device, start, n, trace.makespan_ns), latest_by(device, end, n)
+    first, last = least_by(device, start, n, trace.makespan_ns), most_by(device, end, n)
     span = np.maximum(last - first, 0).tolist()
     used = used_core_ns(trace).tolist()
     return {

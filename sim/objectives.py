@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sim.base.arrays import LATEST_NS, IntArray, earliest_by
+from sim.base.arrays import LATEST_NS, IntArray, least_by
 from sim.base.intervals import union
 from sim.graph.graph import Graph
 from sim.job.job import Job
@@ -61,7 +61,7 @@ def released_ns(graph: Graph) -> IntArray:
     first = np.ones(len(graph), bool)
     first[graph.edges.within_iteration().consumer] = False
     release, n = graph.column("release")[first], int(job.max(initial=-1)) + 1
-    return earliest_by(job[first], release, n, LATEST_NS)
+    return least_by(job[first], release, n, LATEST_NS)
 
 
 def weighted_tardiness_ns(trace: Record) -> int | None:

@@ -224,8 +224,8 @@ def events_in_order(
         return made
 
     def take(made: Iterable[int]) -> None:
-        rows = ((name[b], int(buffers.nbytes[b]), 0, dtypes[b], b in returned) for b in made)
-        events.extend(MemoryEvent("alloc", *row) for row in rows)
+        for b in made:
+            events.append(MemoryEvent("alloc", name[b], int(buffers.nbytes[b]), 0, dtypes[b], b in returned))
 
     def read(node: int) -> list[int]:
         """Return what nobody reads after it."""

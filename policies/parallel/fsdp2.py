@@ -222,7 +222,7 @@ class FullyShardHooks(ABC, Generic[H]):
         if module in self.gathered:
             waited = self.copy_out(module, self.gathered.pop(module))
             self.unsharded.add(module)
-            if not backward:
+            if not backward:  # the next gathers wait for the copy of the module before, not for this one
                 waited, self.copied_out = self.copied_out, waited
             if waited is not None:
                 self.may_gather = [waited]

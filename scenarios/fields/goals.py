@@ -106,11 +106,12 @@ def alike(
     >>> alike(rows, [0, 1, 2], ["sharding"])
     [[0, 1], [2]]
     """
-    numbers = (
-        {k: v for k, v in row.items() if k not in settings and isinstance(v, (int, float))} for row in rows
-    )
-    told = [tuple(each.items()) for each in numbers]
-    return list(group_pairs((told[i], i) for i in ranked).values())
+
+    def results(row: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+        numbers = ((key, value) for key, value in row.items() if isinstance(value, (int, float)))
+        return tuple((key, value) for key, value in numbers if key not in settings)
+
+    return list(group_pairs((results(rows[i]), i) for i in ranked).values())
 
 
 def read_goal(minimise: str | None, maximise: str | None, subject_to: Sequence[str] = ()) -> Goal | None:

@@ -474,9 +474,9 @@ def _windows(op: OpFacts, x: Shape, y: Shape, window: Shape | None, group: int) 
         sizes = zip(wide, narrow, spans, strides, strict=True)
         both = [max(0, (b - 1) * s + n - a) for a, b, n, s in sizes]
         pads = [n // 2 for n in both] + [n - n // 2 for n in both]
-    found = {"batch": x[0], "in_channels": _channels(x, last), "out_channels": _channels(y, last)}
+    images = {"batch": x[0], "in_channels": _channels(x, last), "out_channels": _channels(y, last)}
     windows = {"kernel_shape": [*window], "strides": strides, "pads": pads, "dilations": dilations}
-    return {**found, "input_shape": [*image], **windows, "group": group}
+    return {**images, "input_shape": [*image], **windows, "group": group}
 
 
 def convolution_sizes(

@@ -75,8 +75,8 @@ Durations = Annotated[
 
 _STEPS: Final = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _CHANCE: Final = {"type": "number", "minimum": 0, "maximum": 1}
-_ONE: Final = {"minProperties": 1, "maxProperties": 1, "additionalProperties": False}
-_FAILING: Final = {"type": "object", "properties": {"at": _STEPS, "probability": _CHANCE}, **_ONE}
+_ONE_KEY: Final = {"minProperties": 1, "maxProperties": 1, "additionalProperties": False}
+_FAILING: Final = {"type": "object", "properties": {"at": _STEPS, "probability": _CHANCE}, **_ONE_KEY}
 Fails = Annotated[
     bool | dict[str, Any],
     BeforeValidator(reader(read_fails)),

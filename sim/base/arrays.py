@@ -100,17 +100,23 @@ def sums_by(key: IntArray, values: IntArray, n: int) -> IntArray:
     return found
 
 
-def latest_by(key: IntArray, times: IntArray, n: int) -> IntArray:
-    """Return the latest of the times of each key from 0 to `n - 1`, at least 0."""
+def most_by(key: IntArray, values: IntArray, n: int) -> IntArray:
+    """Return the largest of the values of each key from 0 to `n - 1`, or 0 if none is above it."""
     found = np.zeros(n, np.int64)
-    np.maximum.at(found, key, times)
+    np.maximum.at(found, key, values)
     return found
 
 
-def earliest_by(key: IntArray, times: IntArray, n: int, never: int) -> IntArray:
-    """Return the earliest of the times of each key from 0 to `n - 1`; `never` for a key without any."""
-    found = np.full(n, never)
-    np.minimum.at(found, key, times)
+def least_by(key: IntArray, values: IntArray, n: int, most: int) -> IntArray:
+    """Return the smallest of the values of each key from 0 to `n - 1`, or `most` if none is below it.
+
+    Examples
+    --------
+    >>> least_by(np.array([0, 2, 0]), np.array([5, 12, 3]), 3, 9).tolist()
+    [3, 9, 9]
+    """
+    found = np.full(n, most)
+    np.minimum.at(found, key, values)
     return found
 
 

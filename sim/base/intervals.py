@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import IntArray, latest_by, sums_by
+from sim.base.arrays import IntArray, most_by, sums_by
 
 
 class Intervals(NamedTuple):
@@ -188,7 +188,7 @@ def most_in_use(start: IntArray, end: IntArray, weight: IntArray, group: IntArra
     last = np.ones(len(time), dtype=bool)  # of the changes of an instant
     last[:-1] = (time[1:] != time[:-1]) | (of[1:] != of[:-1])
     held = np.cumsum(np.concatenate((weight, -weight))[order])[last]  # 0 where a group is over
-    return latest_by(of[last], held, n_groups)
+    return most_by(of[last], held, n_groups)
 
 
 def levels(start: IntArray, end: IntArray, group: IntArray, n_groups: int) -> tuple[IntArray, IntArray]:
@@ -225,4 +225,4 @@ def levels(start: IntArray, end: IntArray, group: IntArray, n_groups: int) -> tu
                 heappush(free, heappop(busy)[1])
             level[each] = heappop(free) if free else len(busy)
             heappush(busy, (end[each], level[each]))
-    return level, latest_by(group, level + 1, n_groups)
+    return level, most_by(group, level + 1, n_groups)

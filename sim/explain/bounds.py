@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sim.base import edge_passes
-from sim.base.arrays import BoolArray, Csr, IntArray, distinct_rows, earliest_by, group_pairs, sums_by
+from sim.base.arrays import BoolArray, Csr, IntArray, distinct_rows, group_pairs, least_by, sums_by
 from sim.base.compiled import load
 from sim.base.units import NS_PER_S
 from sim.graph.frames import has_control_flow
@@ -228,7 +228,7 @@ def least_durations_ns(what: Job | Record) -> IntArray:
     job, trace = (what.job, what) if isinstance(what, Record) else (what, None)
     if job.drawn is not None and trace is not None:
         ran = np.flatnonzero(trace.executed)
-        least = earliest_by(trace.tasks["op"][ran], trace.alone_ns[ran], len(job.graph), _MOST)
+        least = least_by(trace.tasks["op"][ran], trace.alone_ns[ran], len(job.graph), _MOST)
         return np.where(_runs_of_ops(job, trace) > 0, least, job.duration_ns)
     ns = job.duration_ns if job.noisy_ns is None else job.noisy_ns.min(axis=0)
     if job.collectives is not None and job.carried.any():  # their time depends on other traffic

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, group_pairs, latest_by
+from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, group_pairs, most_by
 from sim.base.errors import InputError
 from sim.base.intervals import Cover, overlap_of_at_least
 from sim.base.units import format_duration
@@ -61,7 +61,7 @@ def with_iterations(trace: Record, edges: TaskEdges) -> TaskEdges:
     if not trace.frames:
         return edges
     ends = trace.of_rows("end_ns")
-    fed = latest_by(edges.consumer, ends[edges.producer], len(ends))
+    fed = most_by(edges.consumer, ends[edges.producer], len(ends))
     ready, frame = trace.tasks["ready_ns"], trace.tasks["frame"]
     path = [_levels(text) for text in trace.frames]
     held = [row for row in np.flatnonzero(ready > fed[: len(trace)]).tolist() if path[frame[row]]]
@@ -249,7 +249,7 @@ class DerivedColumns:
         last = np.full(len(self.row_end), UNSET)
         producer, consumer, _ = self.edges
         end = self.row_end[producer]
-        first = np.flatnonzero(end == latest_by(consumer, end, len(last))[consumer])[::-1]
+        first = np.flatnonzero(end == most_by(consumer, end, len(last))[consumer])[::-1]
         last[consumer[first]] = producer[first]  # the last assignment wins, which is that of the first edge
         return last
 

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, IntArray, earliest_by, latest_by
+from sim.base.arrays import UNSET, IntArray, least_by, most_by
 from sim.base.intervals import Cover, in_use, union
 from sim.base.units import format_duration
 from sim.explain.bounds import bounds
@@ -117,7 +117,7 @@ def breakdown(f: DerivedColumns, device: str | None = None) -> Breakdown:
 
 def _busiest(f: DerivedColumns, compute: Mapping[str, int]) -> str:
     least = _ABOUT_AS_MUCH * max(compute.values())
-    last = latest_by(f.device, f.end, len(f.devices))
+    last = most_by(f.device, f.end, len(f.devices))
     near = [d for d, device in enumerate(f.devices) if compute.get(device.name, 0) >= least]
     return f.devices[max(near, key=lambda d: last[d])].name
 
@@ -157,10 +157,10 @@ def _bubble(f: DerivedColumns, d: int) -> dict[str, int]:
     steps, of = np.unique(step, return_inverse=True)
     # Of a step without forward, or backward, all rows count.
     begin, forward = (which | (np.bincount(of, which) == 0)[of] for which in (is_backward, is_forward))
-    warm = earliest_by(of[begin], start[begin], len(steps), makespan)
-    steady = np.maximum(warm, latest_by(of[forward], end[forward], len(steps)))
+    warm = least_by(of[begin], start[begin], len(steps), makespan)
+    steady = np.maximum(warm, most_by(of[forward], end[forward], len(steps)))
     # The ends of warm-up, steady state and drain of the first step, then of the second, ...
-    cuts = [0, *np.stack((warm, steady, latest_by(of, end, len(steps))), axis=1).ravel().tolist()]
+    cuts = [0, *np.stack((warm, steady, most_by(of, end, len(steps))), axis=1).ravel().tolist()]
     cuts[-1] = makespan
     at = np.maximum.accumulate(cuts)
     busy = Cover(union(start, end, f.device[rows]), makespan)

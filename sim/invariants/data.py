@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, IntArray, earliest_by
+from sim.base.arrays import UNSET, BoolArray, IntArray, least_by
 from sim.graph.graph import Role
 from sim.invariants.checked_columns import Columns, refuse
 from sim.job.transfers import travel_ns
@@ -224,7 +224,7 @@ def first_input_is_there(c: Columns) -> None:
     reader, supplier = _of_those_that_ran(c, reads.where(c.non_strict[reads.reader]))
     there = np.where(supplier == UNSET, 0, c.row_end[supplier])
     there[supplier == NEVER] = c.trace.makespan_ns + 1
-    first = earliest_by(reader, there, len(c.op), c.trace.makespan_ns + 1)
+    first = least_by(reader, there, len(c.op), c.trace.makespan_ns + 1)
     refuse(
         c.start[reader] < first[reader],
         lambda k: (
@@ -267,8 +267,8 @@ def first_tokens(c: Columns) -> None:
     edges = c.graph.edges
     never = c.trace.makespan_ns + 1
     ran = c.live & (c.done | ~c.trace.at_once)  # a failing launch needs only the launches before it
-    first_start = earliest_by(c.op[ran], c.start[ran], c.n, never)
-    first_end = earliest_by(c.op[c.done], c.end[c.done], c.n, never)
+    first_start = least_by(c.op[ran], c.start[ran], c.n, never)
+    first_end = least_by(c.op[c.done], c.end[c.done], c.n, never)
     to_non_strict = c.non_strict[edges.consumer] & (edges.tensor != UNSET)
     one_of = c.graph.is_kind("merge")[edges.consumer] | to_non_strict
     refuse(

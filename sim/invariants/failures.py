@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.base.arrays import UNSET, BoolArray, Codes, IntArray, earliest_by
+from sim.base.arrays import UNSET, BoolArray, Codes, IntArray, least_by
 from sim.base.errors import InvariantError
 from sim.faults import Failed
 from sim.graph.failures import ABORTED, DONE, FAILED
@@ -187,13 +187,13 @@ def _stopped_since(c: Columns) -> IntArray:
     if how == "stop-machine":
         process = np.zeros(c.n, np.int64) if c.job.process_of is None else c.job.process_of
         stopped = _first_failure(c, process[c.op], c.n, True)[process]
-        return earliest_by(c.job.group_of, stopped, n_groups, c.trace.makespan_ns + 1)
+        return least_by(c.job.group_of, stopped, n_groups, c.trace.makespan_ns + 1)
     return _first_failure(c, c.job.group_of[c.op], n_groups, how == "stop-group")
 
 
 def _first_failure(c: Columns, of: IntArray, n: int, counts: bool) -> IntArray:
     failed = np.flatnonzero((c.trace.status == FAILED) & counts)
-    return earliest_by(of[failed], c.end[failed], n, c.trace.makespan_ns + 1)
+    return least_by(of[failed], c.end[failed], n, c.trace.makespan_ns + 1)
 
 
 def _never_begun(c: Columns) -> BoolArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.base.arrays import UNSET, IntArray, latest_by
+from sim.base.arrays import UNSET, IntArray, most_by
 from sim.graph.failures import ABORTED
 from sim.invariants.checked_columns import Columns, refuse
 
@@ -176,10 +176,10 @@ def members_end_together(c: Columns) -> None:
     if met is None:
         return
     n = len(met.party)
-    due = latest_by(met.meeting, _ends_due(c, met.row, met.met_ns[met.meeting]), n)
+    due = most_by(met.meeting, _ends_due(c, met.row, met.met_ns[met.meeting]), n)
     known = np.zeros(n, dtype=bool)  # otherwise the network decides when they end
     known[met.meeting[~c.job.carried[met.entry]]] = True
-    end = np.where(known, due, latest_by(met.meeting, c.end[met.row], n))[met.meeting]
+    end = np.where(known, due, most_by(met.meeting, c.end[met.row], n))[met.meeting]
     refuse(
         (c.end[met.row] != end) & ~c.cut[met.row],
         lambda k: (

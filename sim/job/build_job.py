@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.base.arrays import LATEST_NS, UNSET, Codes, IntArray, freeze, latest_by
+from sim.base.arrays import LATEST_NS, UNSET, Codes, IntArray, freeze, most_by
 from sim.base.errors import InfeasibleError, InputError, hint
 from sim.base.options import require_call, whole_numbers
 from sim.base.room import EDGE_BYTES, TASK_BYTES, check_room
@@ -202,7 +202,7 @@ def _with_streams(job: Job) -> Machine:
     machine = job.machine
     if job.streams is None or all(device.for_streams is None for device in machine.devices):
         return machine
-    asked = latest_by(job.device_of, job.lane + 1, len(machine.devices))
+    asked = most_by(job.device_of, job.lane + 1, len(machine.devices))
     devices = tuple(
         device.for_streams(device, n) if device.for_streams is not None and n > device.lanes else device
         for device, n in zip(machine.devices, asked.tolist(), strict=True)

@@ -536,7 +536,7 @@ class Training(RankOptions):
         layout, first = self.layout, self.each_stage[0]
         reduced = [self.reduce_ns(stage) for stage in self.each_stage]
         scatters = [0 if self.reduces_each else round_half_up(scatter) for scatter, _ in reduced]
-        gathers = [round_half_up(gather) for _, gather in reduced if layout.sharding != "none"]
+        gathers = [] if layout.sharding == "none" else [round_half_up(gather) for _, gather in reduced]
         alone = not any(sum(both) for both in reduced)
         everybody = RankGroup(layout.ranks, -(-layout.ranks // layout.node))
         buckets = layout.buckets(sum(self.count_trained(first)), len(first.units)) if self.overlap else 1

@@ -40,7 +40,7 @@ from scenarios.importers.kineto.nsight_systems import MAGIC
 from scenarios.importers.kineto.simulated_trace import is_simulated
 from scenarios.importers.kineto.simulated_trace import load as load_simulated
 from scenarios.importers.kineto.xplane import HEAD
-from sim.base.arrays import UNSET, IntArray, latest_by
+from sim.base.arrays import UNSET, IntArray, most_by
 from sim.base.errors import InputError, in_file
 from sim.base.files import StrPath
 from sim.base.startup import collector_paused
@@ -285,7 +285,7 @@ class _Process:
         """
         trace, gap_ns = self.rank.trace, self.overheads.gap.usual_ns
         tasks, others, same = self.streams.edges
-        free_ns = latest_by(tasks[same], trace.end_ns[others[same]], len(trace.tasks))
+        free_ns = most_by(tasks[same], trace.end_ns[others[same]], len(trace.tasks))
         over = np.flatnonzero(free_ns - trace.start_ns > (OVERLAP_NS if gap_ns else 0))
         alone_ns = np.maximum(0, trace.end_ns[over] - free_ns[over] - gap_ns)
         return dict(zip(over.tolist(), alone_ns.tolist(), strict=True))
