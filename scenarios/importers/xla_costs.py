@@ -286,7 +286,7 @@ def _fft(one: Instruction, given: Sequence[Array]) -> int:
 
 
 _WORK: Final[Mapping[str, Callable[[Instruction, Sequence[Array]], int]]] = {
-    "map": lambda one, given: _body_flop(one) * one.results[0].elements,
+    "map": lambda one, given: flop_of(one.called[0]) * one.results[0].elements,
     "reduce": lambda one, given: _body_flop(one) * max(0, given[0].elements - one.results[0].elements),
     "reduce-window": lambda one, given: _body_flop(one) * _others(one) * one.results[0].elements,
     "scatter": lambda one, given: _body_flop(one) * given[-1].elements,

@@ -471,6 +471,7 @@ X = "x = f32[4]{0} parameter(0)"
         (hlo(X, "ROOT y = f32[4] exponential(z)"), "main reads 'z', which no instruction before it makes"),
         (hlo(X, "ROOT y = f32[5] exponential(x)"), r"y: exponential does not make \[5\] of \[4\]"),
         (hlo(X, "ROOT y = f32[4] call(x), to_apply=g"), "line 5: y calls g, which is not in the file"),
+        (hlo(X, "ROOT y = f32[4] map(x), dimensions={0}"), r"y \(map\): what it reads does not fit"),
         (hlo(X, "ROOT y = f99[4] exponential(x)"), "line 5: a tensor of f99, whose size is not known"),
         (hlo(X, "ROOT y = f32[4] exponential(x"), "ends in the middle of the computation main"),
         (hlo(X, "x = f32[4] exponential(x)"), "line 5: x is there twice"),
