@@ -34,6 +34,7 @@ from sim.graph.graph import Role
 #     mean, (x-b)^2            as TensorFlow: tile and divide; 2 dy times the difference, recomputed
 #     function      f(x)       one op that reads dy and what the forward kept
 #     movement      reshape    the same movement back: no flop, and no bytes if it is a view
+#     placement    where       dy moved back by the condition or the indices
 #     anything else            one op that reads dy and all inputs, the forward's work for each gradient
 #
 # Work is counted from the operators' derivatives in the importers' conventions (a multiply-add is 2 flop, a
@@ -57,7 +58,8 @@ FUNCTIONS: Final = {
     **_functions("y", relu="1", relu6="1/2", sigmoid="3/4", tanh="3", softmax="3/5", log_softmax="3/5"),
     **_functions("y", exp="1", sqrt="2", rsqrt="4", reciprocal="2"),
     **_functions("x", gelu="11/5", silu="6/5", elu="1", leaky_relu="1", softplus="5/3", log="1", abs="1"),
-    **_functions("x", square="2", layer_norm="13/7", rms_norm="2", instance_norm="13/7", lrn="2", erf="4"),
+    **_functions("x", square="2", layer_norm="13/7", rms_norm="2", lrn="2", erf="4"),
+    **_functions("x", instance_norm="13/7", group_norm="13/7"),
     **_functions("xy", max_pool="1", global_max_pool="1", reduce_max="1"),
     **_functions("", average_pool="1", global_average_pool="1", neg="1"),
 }
@@ -89,12 +91,15 @@ MOVEMENTS: Final = {
 }
 """Kind → kind of the op that moves the gradient back."""
 
+PLACED: Final = {"where": 0, "scatter_elements": 1, "scatter_nd": 1}
+"""Kind → its input that says where elements come from or go: with it alone, ``dy`` is moved back."""
+
 PASSES: Final = frozenset({"identity", "read_variable"})
-"""Kinds that pass the gradient of their output on unchanged."""
+"""Kinds that pass the gradient of their output on: padded, if of a part; summed up, if of copies."""
 
 _NO_NUMBERS = "shape size rank const no_op constant_of_shape range zeros_like ones_like one_hot argmax argmin"
 _STEPS = "sign floor ceil round and or not is_nan is_inf equal not_equal greater less"
-_NO_RESULT = "greater_or_equal less_or_equal stop_gradient assign assign_add assign_sub"
+_NO_RESULT = "greater_or_equal less_or_equal search_sorted stop_gradient assign assign_add assign_sub"
 
 CUT: Final = frozenset(f"{_NO_NUMBERS} {_STEPS} {_NO_RESULT}".split())
 """Kinds that pass no gradient."""
@@ -161,6 +166,8 @@ class Backward:
         self.records, self.active = records, active
         self.made: list[OpEntry] = []
         self.parts: dict[str, list[str]] = {}
+        self.pieces: dict[str, tuple[OpEntry, list[str]]] = {}
+        """Tensor → a view of a part of it, and the gradients of all such views."""
         self.sums: dict[str, str] = {}
         self.size: dict[str, int] = {}
         """Bytes of the tensors created."""
@@ -173,6 +180,8 @@ class Backward:
 
     def gradient(self, tensor: str) -> str | None:
         """Return the gradient of a tensor, the sum of its parts; None: it has none."""
+        if tensor in self.pieces:
+            self._fit(tensor, *self.pieces.pop(tensor))
         parts = self.parts.get(tensor, [])
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -184,13 +193,21 @@ class Backward:
             self.sums[tensor] = total.name
         return self.sums[tensor]
 
+    def _fit(self, tensor: str, op: OpEntry, pieces: list[str]) -> None:
+        """Join the gradients of a tensor's parts, as PyTorch does for those of a split; pad others."""
+        size = self.records.nbytes(tensor)
+        joined = sum(map(self._nbytes, pieces)) == size
+        kind = "concat" if joined else "pad"
+        for group in [pieces] if joined else [[piece] for piece in pieces]:
+            self._give(op, tensor, self.add(op, f"{tensor}/grad_{kind}", kind, group, (size,)).name)
+
     def through(self, op: OpEntry) -> None:
         """Build the gradients of the inputs of `op`, if its output has one."""
         dy = [grad for grad in map(self.gradient, op.tensors) if grad is not None]
         wanted = [(k, t) for k, (t, distance) in differentiable(op) if t in self.active and not distance]
         if not dy or not wanted or op.kind in CUT:
             return
-        table = op.kind == "gather" and wanted[0][0] == 0 and len(op.inputs) > 1
+        table = op.kind in ("gather", "embedding_bag") and wanted[0][0] == 0 and len(op.inputs) > 1
         if op.kind in _RULES:
             _RULES[op.kind](self, op, dy, wanted)
         elif table or (op.kind in KEPT_OUTPUT and len(op.outputs) > 1):
@@ -227,13 +244,25 @@ class Backward:
             self._give(op, tensor, made.name)
 
     def _pass_on(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        self._give(op, wanted[0][1], dy[0])
+        (_, tensor), grad = wanted[0], dy[0]
+        if self._nbytes(grad) < self.records.nbytes(tensor):
+            self.pieces.setdefault(tensor, (op, []))[1].append(grad)
+            return
+        if self._nbytes(grad) > self.records.nbytes(tensor):
+            grad = self._sum(op, "grad_sum", "reduce_sum", [grad], tensor, "B")
+        self._give(op, tensor, grad)
+
+    def _place(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+        place = PLACED[op.kind]
+        reads = [dy[0], *op.reads[place : place + 1]]
+        self._together(op, f"{op.kind}_grad", reads, wanted, Fraction(0))
 
     def _embedding(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
         """Sum the rows of ``dy`` by index; further tables (positions) get sums over the batch."""
         (_, table), *more = wanted
         reads = [dy[0], op.reads[1]]
         self._give(op, table, self._sum(op, "weight_grad", "embedding_grad", reads, table, "W"))
+        self.made[-1].flops = max(self.made[-1].flops, op.flops)  # of bags each row, not each sum
         self._broadcast(op, dy[0], more)
 
     def _mean(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
@@ -376,6 +405,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(CONTRACTIONS, Backward._contraction),
     **dict.fromkeys(("add", "sub", "mul", "div", "bias_add", "add_n"), Backward._arithmetic),
     **dict.fromkeys(PASSES, Backward._pass_on),
+    **dict.fromkeys(PLACED, Backward._place),
     **dict.fromkeys(MOVEMENTS, Backward._movement),
     "reduce_mean": Backward._mean,
     "squared_difference": Backward._squared_difference,

@@ -103,6 +103,49 @@ def test_the_backward_of_a_recurrent_op_is_twice_its_forward() -> None:
     assert made["y/grad"].flops == 2000
 
 
+def test_gradients_of_views_have_the_size_of_what_is_viewed() -> None:
+    """Those of a split are joined, that of a slice is padded, those of copies are summed up."""
+    view = {"kind": "identity", "attributes": {"view_of": 0}}
+    g = layers(
+        {
+            "a": {"kind": "matmul", "inputs": ["x", "w"], "flops": 10},
+            "left": {**view, "inputs": ["a"], "outputs": 100},
+            "right": {**view, "inputs": ["a"], "outputs": 300},
+            "c": {"kind": "concat", "inputs": ["right", "left"]},
+            "part": {**view, "inputs": ["c"], "outputs": 80},
+            "copies": {**view, "inputs": ["b"], "outputs": 80},
+            "y": {"kind": "add", "inputs": ["part", "copies"], "outputs": 80, "flops": 20},
+        },
+        {"w": 400, "b": 40},
+    )
+    step = TrainingRewrite().apply(g)
+    made = records(step)
+    backward = {name: reads(step)[name] for name in step.op_names[len(g) + 1 :] if "update" not in name}
+    assert backward == {
+        "copies/grad_sum": ("reduce_sum", ["y/loss_grad"]),
+        "c/grad_pad": ("pad", ["y/loss_grad"]),
+        "c/grad": ("split", ["c/grad_pad"]),
+        "a/grad_concat": ("concat", ["c/grad", "c/grad:1"]),
+        "a/weight_grad": ("matmul", ["a/grad_concat", "x"]),
+    }
+    sizes = {name: (made[name].flops, made[name].bytes_read, made[name].bytes_written) for name in backward}
+    assert sizes["copies/grad_sum"] == (20, 80, 40)
+    assert (sizes["c/grad_pad"], sizes["a/grad_concat"]) == ((0, 80, 400), (0, 400, 400))
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs"), [("where", ["m", "a", "x"]), ("scatter_elements", ["x", "m", "a"])]
+)
+def test_gradients_are_placed_by_the_condition_or_the_indices_alone(kind: str, inputs: list[str]) -> None:
+    ops = {
+        "a": {"kind": "matmul", "inputs": ["x", "w"], "flops": 10},
+        "m": {"kind": "greater", "inputs": ["x"], "outputs": 100, "flops": 100},
+        "y": {"kind": kind, "inputs": inputs},
+    }
+    made = records(TrainingRewrite().apply(layers(ops, {"w": 400})))["y/grad"]
+    assert (made.reads, made.bytes_read, made.bytes_written) == (["y/loss_grad", "m"], 500, 400)
+
+
 def test_gradients_of_what_is_read_twice_are_summed() -> None:
     g = layers(
         {
