@@ -52,12 +52,12 @@ _VIEWS = """view reshape _unsafe_view flatten unflatten squeeze unsqueeze permut
     numpy_T matrix_H mH adjoint"""
 
 _NAMES: Final = """
-    and: logical_and __and__ | atan: atan2 | attention: scaled_dot_product_attention
+    and: logical_and __and__ __iand__ | atan: atan2 | attention: scaled_dot_product_attention
       _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
       _scaled_dot_product_efficient_attention | average_pool: avg_pool1d avg_pool2d avg_pool3d
       adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d |
     batch_norm: _native_batch_norm_legit_functional _native_batch_norm_legit_no_training |
-    bit_shift: __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift |
+    bit_shift: __lshift__ __rshift__ __ilshift__ __irshift__ bitwise_left_shift bitwise_right_shift |
     cast: to _to_copy type_as float | clip: clamp hardtanh nan_to_num |
     concat: cat stack complex block_diag select_scatter slice_scatter |
     conv: conv1d conv2d conv3d convolution |
@@ -76,18 +76,20 @@ _NAMES: Final = """
       adaptive_max_pool2d adaptive_max_pool1d adaptive_max_pool3d max_pool1d_with_indices
       max_pool2d_with_indices max_pool3d_with_indices | mod: remainder fmod | mul: outer deg2rad rad2deg |
     negative_log_likelihood_loss: nll_loss nll_loss_nd nll_loss2d | not: logical_not | not_equal: ne |
-    or: logical_or __or__ | pad: constant_pad_nd diag_embed reflection_pad1d reflection_pad2d
+    or: logical_or __or__ __ior__ | pad: constant_pad_nd diag_embed reflection_pad1d reflection_pad2d
       replication_pad1d replication_pad2d replication_pad3d | reduce_all: all | reduce_any: any |
     reduce_l1: l1_loss | reduce_l2: linalg_vector_norm norm std var std_mean var_mean |
     reduce_log_sum_exp: logsumexp | reduce_max: amax max | reduce_mean: mean nanmean |
     reduce_min: amin min | reduce_prod: prod | reduce_sum: sum nansum count_nonzero |
     reduce_sum_square: mse_loss | relu: clamp_min clamp_max | reverse: flip fliplr flipud rot90 |
-    rnn: rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell | scatter_elements: scatter scatter_add index_add
+    rnn: rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell |
+    scatter_elements: scatter scatter_add index_add
       index_copy index_fill index_put masked_scatter scatter_reduce col2im |
-    shrink: hardshrink softshrink | sign: sgn | silu: glu | softmax: _softmax | softplus: log_sigmoid |
+    search_sorted: searchsorted bucketize | shrink: hardshrink softshrink | sign: sgn | silu: glu |
+    softmax: _softmax | softplus: log_sigmoid |
     space_to_depth: pixel_unshuffle | sparse_softmax_cross_entropy: cross_entropy_loss | sub: rsub |
     thresholded_relu: threshold | tile: repeat repeat_interleave | top_k: topk sort argsort |
-    transpose: channel_shuffle | trilu: tril triu | where: masked_fill | xor: logical_xor __xor__
+    transpose: channel_shuffle | trilu: tril triu | where: masked_fill | xor: logical_xor __xor__ __ixor__
 """
 """Kind of op → names of ATen's operators."""
 _RENAMED: Final = {
@@ -96,6 +98,7 @@ _RENAMED: Final = {
     for name in names.split()
 }
 
+_IN_PLACE: Final = re.compile(r".*[^_]_|.*::__i(and|or|xor|lshift|rshift)__")
 _RESIZE: Final = re.compile("_?upsample_.*(nearest|cubic|linear)")
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _CELLS: Final = frozenset({"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"})
@@ -182,6 +185,8 @@ def order_tensors(name: str, tensors: list[Any]) -> list[Any]:
         x, states = tensors[0], 2 if name.startswith("lstm") else 1
         matrices_first = sorted(tensors[1 + states :], key=lambda node: -node.meta["val"].dim())
         return [x, *matrices_first, *tensors[1 : 1 + states]]
+    if name in ("masked_fill", "bucketize"):  # (numbers, mask), (values, boundaries)
+        return [*tensors[1:2], *tensors[:1], *tensors[2:]]
     if name.startswith("new_") or name.endswith("_like"):  # which take a shape
         return []
     return tensors
@@ -275,6 +280,8 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
         return {"matrices": 2, "layout": 2}
     if name in ("topk", "sort", "argsort", "fft_rfft", "fft_irfft"):
         return {"axis": int(argument_at(1 if "sort" in name else 2, "dim", -1))}
+    if name == "stft":
+        return {"frame_length": int(args[1])}
     if name == "index_select":
         return {"axis": int(argument_at(1, "dim") or 0)}
     if name == "cross_entropy_loss":
@@ -459,7 +466,7 @@ def _build(program: Any, name: str, dtype: str | None, trained: Set[str]) -> Gra
 def _whole_of(node: Any) -> Any:
     """Return the tensor of which a node changes a part in place, through views; others are their own."""
     name = getattr(getattr(node.target, "_schema", None), "name", "")
-    if not name.endswith("_") or name.endswith("__") or isinstance(node.args[0], list):
+    if not _IN_PLACE.fullmatch(name) or isinstance(node.args[0], list):
         return node
     whole = node.args[0]
     while whole.op == "call_function":

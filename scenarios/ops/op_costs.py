@@ -157,7 +157,8 @@ _FLOPS_PER_INPUT = {
         global_average_pool global_max_pool bias_add_grad max_pool_grad non_zero""",
     2: "reduce_l1 reduce_l2 reduce_sum_square reduce_log_sum global_lp_pool",
     3: "reduce_log_sum_exp softmax_grad",
-    7: "softmax_cross_entropy sparse_softmax_cross_entropy",
+    7: "softmax_cross_entropy sparse_softmax_cross_entropy binary_cross_entropy_with_logits",
+    8: "binary_cross_entropy",  # two logarithms, of x and 1 - x, times t and 1 - t, and two sums
     9: "batch_norm_grad",
 }
 """Flop per element of the first input."""
@@ -179,6 +180,11 @@ COSTS: Mapping[str, Formula] = {
     **{flops.__name__: f.streaming(flops) for flops in _OWN_FLOPS},
     "gemm": f.streaming(f.matmul),
     "embedding_grad": f.streaming(lambda op: op.input(1).elements),  # (indices, gradient): sums of rows
+    "embedding_bag": f.embedding_bag,
+    # 5 log2 n flop for each complex number that is kept of the frames of n, as for dft.
+    "stft": f.streaming(lambda op: 5 * op.output.elements * (op.attributes["frame_length"] - 1).bit_length()),
+    # Of n sorted numbers and values: ceil(log2(n + 1)) comparisons of each value.
+    "search_sorted": f.streaming(lambda op: op.output.elements * op.input(0).shape[-1].bit_length()),
     "negative_log_likelihood_loss": f.picked_loss,
     "adam": f.adam,
     "rotary_embedding": f.rotary_embedding,

@@ -110,6 +110,13 @@ def picked_loss(op: OpFacts) -> Cost:
     return Cost(3 * targets.elements, op.read - unread, op.written)
 
 
+def embedding_bag(op: OpFacts) -> Cost:
+    """Sum rows of a table (table, indices, ...) in bags: of the table read one row for each index."""
+    table, summed = op.input(0), op.input(1).elements * op.input(0).shape[-1]
+    rows = summed * table.nbytes // max(1, table.elements)
+    return Cost(summed, op.read - table.nbytes + rows, op.written)
+
+
 def per_output(count: int) -> Formula:
     return streaming(lambda op: count * op.output.elements)
 

@@ -140,6 +140,9 @@ def test_elementwise_reductions_and_copies():
     assert cost("reduce_sum", [x], [row]) == Cost(24, 96, 24)
     assert cost("concat", [x, x], [tensor(8, 6)]) == Cost(0, 192, 192)
     assert cost("gather", [tensor(1000, 6), tensor(4)], [x]) == Cost(0, 96 + 16, 96)  # rows, not the table
+    bags, indices = tensor(2, 6), tensor(4)
+    assert cost("embedding_bag", [tensor(1000, 6), indices], [bags]) == Cost(24, 96 + 16, 48)
+    assert cost("search_sorted", [tensor(7), x], [x]) == Cost(24 * 3, 28 + 96, 96)
     heads, table = tensor(2, 4, 3, 8), tensor(5000, 4)  # a row for each of six tokens
     assert cost("rotary_embedding", [heads, table, table], [heads]) == Cost(3 * 192, 768 + 2 * 96, 768)
     places = tensor(2, 3)
@@ -163,6 +166,7 @@ def test_no_formula_is_negative_or_silent_about_work(kind):
     square = tensor(1, 4, 4)
     attributes = {
         "size": 3,
+        "frame_length": 3,
         "equation": "bij,bjk->bik",
         "q_num_heads": 2,
         "mode": "linear",

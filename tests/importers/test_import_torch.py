@@ -135,12 +135,45 @@ def test_a_cell_is_one_step_of_a_layer(part, kind: str, gates: int) -> None:
         (lambda x: F.interpolate(x[None], scale_factor=2, mode="linear"), ("resize", 2 * 2 * 48, 96, 192)),
         (lambda x: F.scaled_dot_product_attention(x, x, x), ("attention", 2 * 48 * 4 + 6 * 16, 288, 96)),
         (lambda x: torch.broadcast_tensors(x, x)[1].relu_(), ("relu", 24, 96, 96)),
+        (lambda x: F.binary_cross_entropy(x, x), ("binary_cross_entropy", 8 * 24, 192, 4)),
+        (
+            lambda x: F.binary_cross_entropy_with_logits(x, x),
+            ("binary_cross_entropy_with_logits", 7 * 24, 192, 4),
+        ),
+        (lambda x: torch.searchsorted(x, x), ("search_sorted", 24 * 3, 192, 192)),
+        (lambda x: torch.bucketize(x, x[0, :3]), ("search_sorted", 24 * 2, 96 + 12, 192)),
+        (
+            lambda x: torch.stft(x, 4, 2, center=False, return_complex=True),
+            ("stft", 5 * 24 * 2, 96, 8 * 24),  # of 2 frames in each row 3 complex numbers
+        ),
         (lambda x: torch.addmv(x[:, 0], x, x[0]), ("gemm", 2 * 24 + 4, 4 * (4 + 24 + 6), 16)),
     ],
 )
 def test_operators_with_another_name(function, row) -> None:
     found = rows(graph_of(lambda m, x: function(x), torch.empty(4, 6)))
     assert [each for each in found if each[0] != "identity"] == [row]
+
+
+def test_bags_read_a_row_for_each_index() -> None:
+    """Of a table of 100 rows; the gradient sums as many, and neither reads the table as a whole."""
+    words = torch.zeros(20, dtype=torch.int64), torch.tensor([0, 3])
+    table = nn.EmbeddingBag(100, 8, mode="sum")
+    graph = graph_of(lambda m, *given: m.table(*given).sum(), *words, table=table)
+    assert rows(graph)[0][:3] == ("embedding_bag", 20 * 8, 4 * 20 * 8 + 8 * 22)
+    made = read(TrainingRewrite().apply(graph)).ops["embedding_bag/weight_grad"]
+    assert (made.kind, made.flops, made.bytes_read) == ("embedding_grad", 20 * 8, 4 * 2 * 8 + 8 * 20)
+
+
+def test_masks_changed_in_place_are_what_is_read_next() -> None:
+    def forward(m, x):
+        mask = x > 0
+        mask &= x < 1
+        return mask | mask
+
+    graph = graph_of(forward, torch.empty(4, 6))
+    assert rows(graph)[2:] == [("and", 24, 48, 24), ("or", 24, 48, 24)]
+    assert graph.attributes[2]["view_of"] == 0
+    assert len({*graph.inputs.row(3).tolist()} | {*graph.outputs.row(2).tolist()}) == 1
 
 
 def test_autocast_casts() -> None:
@@ -401,6 +434,29 @@ def test_pytorch_counts_the_same() -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module(x)
     assert int(import_torch(module, (x,)).flops.sum()) == counter.get_total_flops()
+
+
+def test_pytorch_counts_the_same_in_training() -> None:
+    """Products of a model with tied embeddings and heads that are cut out of one product."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def forward(m, words):
+        q, k, v = m.heads(m.table(words)).split(16, 2)
+        y = m.out((q @ k.transpose(1, 2)).softmax(2) @ v)
+        return F.cross_entropy(F.linear(y, m.table.weight).flatten(0, 1), words.flatten())
+
+    parts = {"heads": nn.Linear(16, 48, bias=False), "out": nn.Linear(16, 16, bias=False)}
+    module = Calls(forward, table=nn.Embedding(40, 16), **parts)
+    words = torch.zeros(2, 8, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        module(words).backward()
+    step = read(TrainingRewrite(optimizer="adam").apply(import_torch(module, (words,))))
+    products = sum(op.flops for op in step.ops.values() if op.kind == "matmul")
+    assert products == counter.get_total_flops()
+    trained = {name: of.numel() for name, of in module.named_parameters()}
+    updates = {name: op.flops / 14 for name, op in step.ops.items() if name.endswith("/update")}
+    assert updates == {f"{name}/update": n for name, n in trained.items()}
+    assert step.ops["linear/grad_concat"].bytes_read == 4 * 2 * 8 * 48
 
 
 def test_unknown_operators_are_named() -> None:
