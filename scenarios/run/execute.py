@@ -131,6 +131,10 @@ class Result:
             if is_training_step(job.graph):
                 tokens = getattr(content.workload, "tokens_per_sample", None)
                 found["train"] = step_report(self.trace, batch, tokens)
+        if batch is not None and job.graph.in_communicators:
+            from scenarios.workloads.step_report import count_replicas
+
+            batch *= count_replicas(job.graph)
         return found | throughput(found, self.trace.steps_done, batch)
 
     @cached_property

@@ -34,6 +34,7 @@ from sim.base.intervals import union
 from sim.base.units import NS_PER_S, round_half_up
 from sim.explain.communication import exposed_communication, moving_ops
 from sim.explain.derived import DerivedColumns
+from sim.explain.training import UPDATES
 from sim.graph.graph import Graph, Role
 from sim.trace import Trace
 
@@ -61,8 +62,9 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
     """
     graph, machine, done = trace.job.graph, trace.job.machine, trace.steps_done
     n = max(1, done)
-    updates = graph.is_kind(*OPTIMIZERS)
-    devices = [d for d in np.unique(trace.job.device_of[updates]).tolist() if d != UNSET]
+    updates, forward = graph.is_kind(*OPTIMIZERS), graph.phase_code == graph.phases.index("F")
+    train = forward if graph.attribute(UPDATES) else updates  # parameter servers update for the workers
+    devices = [d for d in np.unique(trace.job.device_of[train]).tolist() if d != UNSET]
     stands_for = {d: 1 if machine.folding is None else int(machine.stands_for[d]) for d in devices}
     gpus, step = sum(stands_for.values()), trace.makespan_ns // n
     times = _times(trace, devices, updates)
@@ -71,7 +73,8 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
     exposed = exposed_communication(DerivedColumns(trace)).values()
     limits = [machine.devices[d].memory_bytes for d in devices]
     micro_batches = 1 + max(0, int(graph.micro_batch.max(initial=0)))
-    samples = None if batch is None else batch * micro_batches * _replicas(graph)
+    replicas = len(devices) if graph.attribute(UPDATES) else count_replicas(graph)
+    samples = None if batch is None else batch * micro_batches * replicas
     most = max(sum(bands.values()) for _, bands in peaks)
     same: dict[str, dict[str, Any]] = {}
     for d, time_ns, (at, bands) in zip(devices, times, peaks, strict=True):
@@ -114,12 +117,12 @@ def _rates(step: int, gpus: int, samples: int | None, tokens: int | None) -> dic
     return {**found, "tokens_per_s": per_s * tokens, "tokens_per_s_per_gpu": per_s * tokens / gpus}
 
 
-def _replicas(graph: Graph) -> int:
+def count_replicas(graph: Graph) -> int:
     """Return how many replicas have samples of their own."""
     found = 1
     for op in graph.in_communicators:
         of: Mapping[str, tuple[int, int]] = graph.attributes[op].get("rank", {})
-        found = max(found, int(np.prod([of[name][1] for name in ("dp", REPLICAS) if name in of])))
+        found = max(found, int(np.prod([of[name][1] for name in ("dp", "ep", REPLICAS) if name in of])))
     return found
 
 

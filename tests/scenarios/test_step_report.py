@@ -12,6 +12,7 @@ from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
 
 SIZES = "layers: 4, hidden: 2048, heads: 16, vocabulary: 50304"
+EXPERTS = 'name: expert-parallel, wrap: "layer[0-9]+(?=[.](?:up|gelu|down))", experts: 8, tokens: 4096'
 
 
 def ran(tmp_path: Path, text: str) -> Result:
@@ -86,6 +87,8 @@ def test_what_ranks_repeat_is_work_of_the_model_once(tmp_path: Path) -> None:
         (("{name: ddp, ranks: 4}",), 8, 4),
         (("{name: gradient-accumulation, micro_batches: 3}", "{name: fsdp2, ranks: 4, shard: 2}"), 24, 4),
         (("{name: tensor-parallel, ranks: 2}", "{name: zero-1, ranks: 2}"), 4, 4),
+        ((f"{{{EXPERTS}, ranks: 4}}",), 8, 4),
+        ((f"{{{EXPERTS}, ranks: 4, shard: 2}}",), 8, 4),
     ],
 )
 def test_samples_are_those_of_all_replicas(
@@ -101,6 +104,31 @@ def test_samples_are_those_of_all_replicas(
     for of in told["ranks"]:
         assert sum(ns for name, ns in of["time_ns"].items() if name != "hidden") == told["step_ns"]
         assert of["peak_bytes"] == summary["devices"][of["device"]]["peak_memory_bytes"]
+
+
+def test_experts_on_other_ranks_are_given_tokens_of_each_rank(tmp_path: Path) -> None:
+    """Each of four ranks has two samples of its own, also in a forward alone."""
+    result = built(tmp_path, training=f"{{{EXPERTS}, ranks: 4}}")
+    assert result.summary["samples_per_s"] == pytest.approx(8e9 / result.trace.makespan_ns)
+
+
+def test_workers_train_and_parameter_servers_do_not(tmp_path: Path) -> None:
+    """Two workers with a batch each, whose work is that of two devices; the server is no GPU."""
+    text = (
+        "machine: {devices: {gpu: {kind: gpu, count: 2, peak: {bf16: 1PFLOP/s}, bandwidth: 1TB/s}, ps: "
+        "{kind: cpu, bandwidth: 1TB/s, peak: {bf16: 1TFLOP/s, fp32: 1TFLOP/s}}}, links: [{from: gpu0, "
+        "to: ps, bandwidth: 9GB/s}, {from: gpu1, to: ps, bandwidth: 9GB/s}]}\n"
+        f"workload: {{build: {{model: gpt, {SIZES}, sequence: 2048, batch: 2}}}}\n"
+        "policy: {name: ready-queue, compile: [training, "
+        "{name: parameter-server, workers: 2, servers: [ps], asynchronous: ASYNCHRONOUS}]}"
+    )
+    one = built(tmp_path).summary["train"]
+    for asynchronous in ("false", "true"):
+        told = ran(tmp_path, text.replace("ASYNCHRONOUS", asynchronous)).summary["train"]
+        assert told["gpus"] == 2
+        assert told["samples_per_s"] == pytest.approx(4e9 / told["step_ns"])
+        assert told["model_flops"] == 2 * one["model_flops"]
+        assert told["mfu"] == pytest.approx(one["model_flops"] / (1e6 * told["step_ns"]))
 
 
 def test_a_comparison_says_first_who_trains_on_how_many_samples(tmp_path: Path) -> None:
