@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
@@ -248,7 +248,7 @@ class Variants:
         Raises
         ------
         InputError
-            The run does not have one of the requested results.
+            The run does not have one of the requested results, and did not fail.
         """
         try:
             case = self.case(variant)
@@ -262,7 +262,11 @@ class Variants:
         row |= {"policy": found.label, "outcome": found.what}
         if (result := found.result) is not None:
             row |= _numbers(result) if self.whole else {}
-            row |= {column_of_result(name): value_of(name, result) for name in self.results}
+            lacking = suppress(InputError) if found.error else nullcontext()
+            for name in self.results:
+                row[column_of_result(name)] = None
+                with lacking:  # a run that failed may not have come so far
+                    row[column_of_result(name)] = value_of(name, result)
             if self.whole:
                 row["unused_devices"] = ", ".join(result.numbers["unused_devices"])
         error = found.line or None

@@ -263,6 +263,9 @@ def test_jobs_of_which_none_ends_have_no_mean_flow_time(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "expect: {mean_flow_time: 0us}")
     told = sim("run", path)
     assert (told.exit_code, "no step was done" in told.output) == (2, True), told.output
+    both = sim("sweep", path, "--vary", "workload.ops.b.duration=30us,100us", "--minimise", "mean_flow_time")
+    assert "best: duration=30us, in-order: mean_flow_time 40 us" in both.stdout
+    assert "2 points ran: 1 done, 1 an op failed" in both.stdout
 
 
 def test_a_restart_reads_nothing_of_the_attempt_before(tmp_path: Path) -> None:
