@@ -466,22 +466,24 @@ def _as_on_another_gpu(jobs: Iterable[Job]) -> list[str]:
 
 def _on_one_core(traces: Sequence[Trace]) -> list[str]:
     """Return a line for each CPU on which ops that a cost model times only ever used one of several cores."""
-    devices = traces[0].job.machine.devices
-    most = np.zeros(len(devices), np.int64)
+    most: dict[tuple[str, int], int] = {}  # of runs on several machines, by name and cores of a device
+    timed = set()
     for trace in traces:
+        job, devices = trace.job, trace.job.machine.devices
         op, start, end = (trace.tasks[name] for name in ("op", "start_ns", "end_ns"))
-        cores = cores_of_ops(trace.job)[op]
-        most = np.maximum(most, most_in_use(start, end, cores, trace.device, len(devices)))
-
-    def is_timed(d: int, job: Job) -> bool:
-        given = job.graph.given_ns(devices[d].kind, devices[d].name)
-        return bool((given[(job.device_of == d) & (job.duration_ns > 0)] == UNSET).any())
-
+        used = most_in_use(start, end, cores_of_ops(job)[op], trace.device, len(devices)).tolist()
+        for d, device in enumerate(devices):
+            if (cores := cores_of(device)) > 1:
+                key = device.name, cores
+                most[key] = max(most.get(key, 0), used[d])
+                given = job.graph.given_ns(device.kind, device.name)
+                if (given[(job.device_of == d) & (job.duration_ns > 0)] == UNSET).any():
+                    timed.add(key)
     return [
-        f"{device.name} used 1 of {cores_of(device)} cores, and ops take as long as on one core; to give "
-        f"each all of them, set machine.devices.{device.name}.cores_per_op: {cores_of(device)}"
-        for d, device in enumerate(devices)
-        if most[d] == 1 < cores_of(device) and any(is_timed(d, trace.job) for trace in traces)
+        f"{name} used 1 of {cores} cores, and ops take as long as on one core; to give each all of them, set "
+        f"machine.devices.{name}.cores_per_op: {cores}"
+        for (name, cores), used in most.items()
+        if used == 1 and (name, cores) in timed
     ]
 
 

@@ -62,6 +62,12 @@ def test_cores_that_ops_leave_idle_are_told(tmp_path: Path) -> None:
     assert "cores_per_op" not in all_cores
     given = sim("run", file, "--set", "workload.ops.a.duration=1s", "--set", "workload.ops.b.duration=1s")
     assert "cores_per_op" not in given.stdout
+    slower = "machine.devices.cpu1: {kind: cpu, cores: 4, peak: {fp32: 8GFLOP/s}, bandwidth: 1TB/s}"
+    runs = f"[{{label: one}}, {{label: two, set: {{{slower}, policy.placement: round-robin}}}}]"
+    file.write_text(f"{file.read_text()}compare: {runs}\n")
+    both = " ".join(sim("compare", file).stdout.split())
+    assert f"{told}; to give" in both
+    assert "cpu1 used 1 of 4 cores" in both
 
 
 def test_json_stays_as_it_is(path: Path) -> None:
