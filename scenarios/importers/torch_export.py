@@ -21,7 +21,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 from unittest import mock
 
@@ -337,7 +337,9 @@ def import_torch(
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"should be a torch.nn.Module, not {type(module).__name__}")
     name = type(module).__name__
-    trained = {key for key, of in module.named_parameters(remove_duplicate=False) if of.requires_grad}
+    called: dict[int, str] = {}  # name of a parameter that has several: that of `named_parameters`
+    parameters = module.named_parameters(remove_duplicate=False)
+    trained = {key: called.setdefault(id(of), key) for key, of in parameters if of.requires_grad}
     given = module, tuple(inputs), dict(keywords or {})
     try:
         with warnings.catch_warnings():
@@ -415,7 +417,7 @@ def _check(called: Sequence[Any], name: str, unknown: str) -> None:
 # -- the graph ------------------------------------------------------------------------------------
 
 
-def _build(program: Any, name: str, dtype: str | None, trained: Set[str]) -> Graph:
+def _build(program: Any, name: str, dtype: str | None, trained: Mapping[str, str]) -> Graph:
     builder = GraphBuilder(name)
     refs: dict[Any, str] = {}  # node -> how an op refers to its (first) tensor
     fixed = _externals(builder, program, refs, dtype, trained)
@@ -496,7 +498,7 @@ def _of_four_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _externals(
-    builder: GraphBuilder, program: Any, refs: dict[Any, str], dtype: str | None, trained: Set[str]
+    builder: GraphBuilder, program: Any, refs: dict[Any, str], dtype: str | None, trained: Mapping[str, str]
 ) -> set[Any]:
     """Declare inputs, and the parameters that are read; return the nodes of those that are not trained."""
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if spec.target}
@@ -508,7 +510,8 @@ def _externals(
                 refs[node] = builder.input(node.name, facts.nbytes)
                 continue
             constant = spec.kind.name == "CONSTANT_TENSOR"
-            refs[node] = builder.parameter(node.name if constant else spec.target, facts.nbytes)
+            own = node.name if constant else trained.get(spec.target, spec.target)
+            refs[node] = builder.parameter(own, facts.nbytes)
             if spec.kind.name != "PARAMETER" or spec.target not in trained:
                 fixed.add(node)
     return fixed

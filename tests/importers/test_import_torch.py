@@ -443,10 +443,12 @@ def test_pytorch_counts_the_same_in_training() -> None:
     def forward(m, words):
         q, k, v = m.heads(m.table(words)).split(16, 2)
         y = m.out((q @ k.transpose(1, 2)).softmax(2) @ v)
-        return F.cross_entropy(F.linear(y, m.table.weight).flatten(0, 1), words.flatten())
+        return F.cross_entropy(m.head(y).flatten(0, 1), words.flatten())
 
-    parts = {"heads": nn.Linear(16, 48, bias=False), "out": nn.Linear(16, 16, bias=False)}
+    sizes = {"heads": (16, 48), "out": (16, 16), "head": (16, 40)}
+    parts = {name: nn.Linear(*size, bias=False) for name, size in sizes.items()}
     module = Calls(forward, table=nn.Embedding(40, 16), **parts)
+    module.head.weight = module.table.weight
     words = torch.zeros(2, 8, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         module(words).backward()
