@@ -15,20 +15,33 @@ other packages add their own as entry points of the group ``sim.allocators``:
 `replay` runs a recorded trace (`read_events`) through any of them.
 """
 
-from devices.memory.allocator import Allocator as Allocator
-from devices.memory.bfc import BfcAllocator as BfcAllocator
-from devices.memory.caching import CachingAllocator as CachingAllocator
-from devices.memory.counted import CountedAllocator as CountedAllocator
-from devices.memory.device_memory import Block as Block
-from devices.memory.device_memory import DeviceMemory as DeviceMemory
-from devices.memory.device_memory import Owner as Owner
-from devices.memory.memory_replay import replay as replay
-from devices.memory.planned import PlannedAllocator as PlannedAllocator
-from devices.memory.pool import PoolAllocator as PoolAllocator
-from devices.memory.pool import ScratchpadAllocator as ScratchpadAllocator
-from devices.memory.pool import VirtualDevices as VirtualDevices
-from devices.memory.registry import allocators as allocators
-from devices.memory.registry import make_allocator as make_allocator
-from devices.memory.registry import read_allocator as read_allocator
-from devices.memory.trace_readers import MemoryEvent as MemoryEvent
-from devices.memory.trace_readers import read_events as read_events
+from devices.memory.allocator import Allocator
+from devices.memory.bfc import BfcAllocator
+from devices.memory.caching import CachingAllocator
+from devices.memory.counted import CountedAllocator
+from devices.memory.device_memory import Block, DeviceMemory, Owner
+from devices.memory.memory_replay import replay
+from devices.memory.planned import PlannedAllocator
+from devices.memory.pool import PoolAllocator, ScratchpadAllocator, VirtualDevices
+from devices.memory.registry import allocators, make_allocator, read_allocator
+from devices.memory.trace_readers import MemoryEvent, read_events
+
+__all__ = [
+    "Allocator",
+    "BfcAllocator",
+    "Block",
+    "CachingAllocator",
+    "CountedAllocator",
+    "DeviceMemory",
+    "MemoryEvent",
+    "Owner",
+    "PlannedAllocator",
+    "PoolAllocator",
+    "ScratchpadAllocator",
+    "VirtualDevices",
+    "allocators",
+    "make_allocator",
+    "read_allocator",
+    "read_events",
+    "replay",
+]

@@ -217,9 +217,6 @@ def refuse_costless(job: Job) -> None:
     GraphError
         For the first such op.
     """
-    from devices.cost.cost_models import RooflineCost, models_of
-    from devices.cost.npu_tiles import TiledCost
-
     graph = job.graph
     unsaid = (graph.longest_ns() == UNSET) & (graph.flops == 0)
     unsaid &= (graph.bytes_read == 0) & (graph.bytes_written == 0) & ~graph.is_kind(*FREE)
@@ -227,6 +224,9 @@ def refuse_costless(job: Job) -> None:
         unsaid &= ~job.meets
     if not unsaid.any():
         return
+    from devices.cost.cost_models import RooflineCost, models_of
+    from devices.cost.npu_tiles import TiledCost
+
     nothing = unsaid & (job.duration_ns == 0)
     for d, device in enumerate(job.machine.devices):
         here, last = job.device_of == d, models_of(device.cost)[-1:]

@@ -9,13 +9,22 @@ matplotlib is imported only when something is drawn, and its global state never:
 `new_figure` and saved with `save`. `save_page` writes a page with everything about a run.
 """
 
-from sim.plot.figure import new_figure as new_figure
-from sim.plot.figure import save as save
-from sim.plot.gantt import compare_gantt as compare_gantt
-from sim.plot.gantt import gantt as gantt
-from sim.plot.html import save_page as save_page
-from sim.plot.memory import memory as memory
-from sim.plot.theme import theme as theme
-from sim.plot.utilisation import link_heat_map as link_heat_map
-from sim.plot.utilisation import roofline as roofline
-from sim.plot.utilisation import utilisation as utilisation
+from sim.plot.figure import new_figure, save
+from sim.plot.gantt import compare_gantt, gantt
+from sim.plot.html import save_page
+from sim.plot.memory import memory
+from sim.plot.theme import theme
+from sim.plot.utilisation import link_heat_map, roofline, utilisation
+
+__all__ = [
+    "compare_gantt",
+    "gantt",
+    "link_heat_map",
+    "memory",
+    "new_figure",
+    "roofline",
+    "save",
+    "save_page",
+    "theme",
+    "utilisation",
+]
