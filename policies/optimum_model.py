@@ -32,6 +32,7 @@ from sim import Job, Policy, Trace
 from sim.base.arrays import UNSET, IntArray, group_pairs
 from sim.base.errors import InputError, UnknownNameError, list_names
 from sim.graph.frames import has_control_flow
+from sim.graph.graph import longest_path_ns
 from sim.job.costs import issue_costs_ns
 from sim.job.transfers import Flow
 from sim.objectives import (
@@ -357,13 +358,11 @@ class JobModel:
 
     def _least_anywhere_ns(self) -> int:
         """Return a lower bound wherever ops are: the longest chain, and all work on all lanes."""
-        tasks, dag = self.tasks, self.job.graph.dag()
+        tasks = self.tasks
         fastest = [[min(ns.values()) for ns in row] for row in tasks.duration]
-        ends = list(fastest[0])
-        for op in self.job.graph.topological_order.tolist():
-            ends[op] += max((ends[before] for before in dag.predecessors[op]), default=0)
+        chain_ns = int(longest_path_ns(self.job.graph, fastest[0]).max())
         work = sum(ns for row in fastest for op, ns in enumerate(row) if op not in tasks.alone)
-        return max(*ends, -(-work // sum(device.lanes for device in tasks.machine.devices)))
+        return max(chain_ns, -(-work // sum(device.lanes for device in tasks.machine.devices)))
 
     def solve(self, limit_ns: int, workers: int = 1, seed: int = 0) -> tuple[Solved, Timetable | None]:
         """Return what was found, with a lower bound of the objective; see `policies.cp_sat.least`."""

@@ -469,16 +469,18 @@ def _on_one_core(traces: Sequence[Trace]) -> list[str]:
     most: dict[tuple[str, int], int] = {}  # of runs on several machines, by name and cores of a device
     timed = set()
     for trace in traces:
-        job, devices = trace.job, trace.job.machine.devices
-        op, start, end = (trace.tasks[name] for name in ("op", "start_ns", "end_ns"))
-        used = most_in_use(start, end, cores_of_ops(job)[op], trace.device, len(devices)).tolist()
-        for d, device in enumerate(devices):
-            if (cores := cores_of(device)) > 1:
-                key = device.name, cores
-                most[key] = max(most.get(key, 0), used[d])
-                given = job.graph.given_ns(device.kind, device.name)
-                if (given[(job.device_of == d) & (job.duration_ns > 0)] == UNSET).any():
-                    timed.add(key)
+        job = trace.job
+        several = {d: device for d, device in enumerate(job.machine.devices) if cores_of(device) > 1}
+        rows = np.flatnonzero(np.isin(trace.device, [*several]))
+        op, start, end = (trace.tasks[name][rows] for name in ("op", "start_ns", "end_ns"))
+        n = len(job.machine.devices)
+        used = most_in_use(start, end, cores_of_ops(job)[op], trace.device[rows], n).tolist()
+        for d, device in several.items():
+            key = device.name, cores_of(device)
+            most[key] = max(most.get(key, 0), used[d])
+            given = job.graph.given_ns(device.kind, device.name)
+            if (given[(job.device_of == d) & (job.duration_ns > 0)] == UNSET).any():
+                timed.add(key)
     return [
         f"{name} used 1 of {cores} cores, and ops take as long as on one core; to give each all of them, set "
         f"machine.devices.{name}.cores_per_op: {cores}"
