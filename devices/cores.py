@@ -128,8 +128,8 @@ def _is_short(device: Device, job: Job) -> bool:
 
 def _needs(device: Device, job: Job) -> dict[int, int]:
     """Return op → number of cores, for ops that specify it."""
-    here = job.machine.device_index(device.name)
-    needs = {op: cores for op, cores in job.graph.attribute("cores").items() if job.device_of[op] == here}
+    index = job.machine.device_index(device.name)
+    needs = {op: cores for op, cores in job.graph.attribute("cores").items() if job.device_of[op] == index}
     for op, cores in needs.items():
         if cores > device.cores:
             name = job.graph.op_names[op]
@@ -224,14 +224,14 @@ class IntraOpPool(TimeShare):
     """
 
     def __init__(self, speedup: Callable[[Fraction], Fraction], device: Device, context: Context) -> None:
-        threads, most = device.details.intra_op_pool, device.cores_per_op
+        threads, threads_per_op = device.details.intra_op_pool, device.cores_per_op
         assert threads is not None
-        alone = speedup(Fraction(most))
+        base = speedup(Fraction(threads_per_op))
 
         def rate(n: int) -> Fraction:
-            each = min(Fraction(most), Fraction(threads, n))
-            slower = min(Fraction(1), speedup(max(each, Fraction(1))) / alone) * min(each, Fraction(1))
-            return slower * sliced_rate(min(n * most, threads), device)
+            share = min(Fraction(threads_per_op), Fraction(threads, n))
+            slower = min(Fraction(1), speedup(max(share, Fraction(1))) / base) * min(share, Fraction(1))
+            return slower * sliced_rate(min(n * threads_per_op, threads), device)
 
         self._duration_of = context.duration_of
         self._running = EqualShare(context, rate, context.finish)
@@ -252,14 +252,14 @@ def least_ns(
     runs : array of int64
         Number of runs of each op.
     """
-    pool, most = device.details.intra_op_pool, device.cores_per_op
+    pool, threads_per_op = device.details.intra_op_pool, device.cores_per_op
     assert pool is not None
-    alone = speedup(Fraction(most))
+    base = speedup(Fraction(threads_per_op))
     # On t threads an op uses t * alone / speedup(t) times its duration of thread time.
-    least = min(t * alone / speedup(Fraction(t)) for t in range(1, most + 1))
-    here = (job.device_of == job.machine.device_index(device.name)) & ~job.meets
-    work = int(np.sum(duration_ns[here] * runs[here]))
-    return ceil(work * least / min(pool, device.cores))
+    best = min(t * base / speedup(Fraction(t)) for t in range(1, threads_per_op + 1))
+    on_device = (job.device_of == job.machine.device_index(device.name)) & ~job.meets
+    work = int(np.sum(duration_ns[on_device] * runs[on_device]))
+    return ceil(work * best / min(pool, device.cores))
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -93,9 +93,9 @@ class VirtualQueue:
 
     def next_end_ns(self) -> int:
         """Return when the first item ends if the speed (not 0) stays; time must be up to date."""
-        left = self._heap[0][0] - self._virtual
+        remaining = self._heap[0][0] - self._virtual
         # An item that ends at this instant may be past its end by a fraction of a ns.
-        return self._since_ns + (-(-left // self._step) if left > 0 else 0)
+        return self._since_ns + (-(-remaining // self._step) if remaining > 0 else 0)
 
     def take_out_ended(self) -> list[Any]:
         """Remove and return the ended items, first to end first; time must be up to date."""
@@ -129,9 +129,9 @@ class EqualShare:
         context: Context,
         speed: Callable[[int], Fraction],
         done: Callable[[Any], None],
-        left: Callable[[Any], None] = lambda item: None,
+        on_leave: Callable[[Any], None] = lambda item: None,
     ) -> None:
-        self._context, self._speed, self._done, self._left = context, speed, done, left
+        self._context, self._speed, self._done, self._left = context, speed, done, on_leave
         self._alarm = Alarm(context, self._ring)
         self._queue = VirtualQueue()
 
@@ -185,8 +185,8 @@ class SharedLink:
 
     __slots__ = ("capacity", "each", "flows", "left", "open_flows", "routes", "seen")
 
-    def __init__(self, capacity: int, each: int | None = None) -> None:
-        self.capacity, self.each = capacity, each
+    def __init__(self, capacity: int, per_flow: int | None = None) -> None:
+        self.capacity, self.each = capacity, per_flow
         self.routes: dict[int, Route] = {}
         self.flows = 0
         self.left = self.open_flows = 0  # capacity not allocated yet; flows whose rate is not set yet
@@ -253,9 +253,9 @@ def fill(links: Sequence[SharedLink], stamp: int) -> None:
             if route.seen != stamp:
                 route.seen = stamp
                 route.share = reduced
-                taken = share * route.flows
+                used = share * route.flows
                 for link in route.links:
-                    link.left -= taken
+                    link.left -= used
                     link.open_flows -= route.flows
 
 

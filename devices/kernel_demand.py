@@ -125,7 +125,7 @@ def demand(
         loads = ceil(Fraction(repr(attributes["sm_fraction"])) * sms)
     else:
         loads = sms
-    waves = 0 if _OWN.isdisjoint(attributes) else -(-loads // sms)
+    waves = 0 if _SM_KEYS.isdisjoint(attributes) else -(-loads // sms)
     if bandwidth_bytes_per_s is None or not duration_ns:
         return Demand(loads, waves, 0)
     nbytes = attributes.get("dram_bytes", dram_bytes)
@@ -134,7 +134,7 @@ def demand(
     return Demand(loads, waves, min(drawn, bandwidth_bytes_per_s // min(sms, loads)))
 
 
-_OWN: Final = frozenset({"grid", "sms", "sm_fraction"})
+_SM_KEYS: Final = frozenset({"grid", "sms", "sm_fraction"})
 """Attributes that specify how much of the device an op fills."""
 
 
@@ -152,50 +152,50 @@ def held_sms(device: Device, job: Job) -> dict[int, int]:
     collectives; without either it is 0.
     """
     attributes, sms = job.graph.attributes, sms_in_use(device)
-    c, model = job.collectives, job.machine.collectives
-    if c is None:
+    collectives, model = job.collectives, job.machine.collectives
+    if collectives is None:
         return {}
-    here = job.ops_on.row(job.machine.device_index(device.name))
-    here = here[job.meets[here]]
-    held = {}
+    ops = job.ops_on.row(job.machine.device_index(device.name))
+    ops = ops[job.meets[ops]]
+    sms_of = {}
     holding = model if isinstance(model, HoldsSms) else None
-    for op, entry in zip(here.tolist(), np.searchsorted(c.op, here).tolist(), strict=True):
+    for op, entry in zip(ops.tolist(), np.searchsorted(collectives.op, ops).tolist(), strict=True):
         if "sms" in attributes[op]:
-            held[op] = min(sms, attributes[op]["sms"])
+            sms_of[op] = min(sms, attributes[op]["sms"])
         elif holding is not None:
-            holds = [holding.sms(call_of(job.graph, c, entry), job.machine)]
+            holds = [holding.sms(call_of(job.graph, collectives, entry), job.machine)]
             whole_numbers(holds, f"{type(holding).__name__}.sms", of=[job.graph.op_names[op]])
-            held[op] = min(sms, *holds)
-    return {op: count for op, count in held.items() if count}
+            sms_of[op] = min(sms, *holds)
+    return {op: count for op, count in sms_of.items() if count}
 
 
 def demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict[int, Demand]:
     """Return the demand of each op placed on `device`, except those of communicators."""
-    what = ("demands", device.name, bandwidth_bytes_per_s)
-    return job.once(what, lambda: _demands(device, job, bandwidth_bytes_per_s))
+    key = ("demands", device.name, bandwidth_bytes_per_s)
+    return job.once(key, lambda: _demands(device, job, bandwidth_bytes_per_s))
 
 
 def _demands(device: Device, job: Job, bandwidth_bytes_per_s: int | None) -> dict[int, Demand]:
     graph, attributes = job.graph, job.graph.attributes
     grids = _fitted_grids(device, job)
-    here = job.ops_on.row(job.machine.device_index(device.name))
-    here = here[~job.meets[here]]
+    ops = job.ops_on.row(job.machine.device_index(device.name))
+    ops = ops[~job.meets[ops]]
     sms, nothing = sms_in_use(device), dict[str, Any]()
-    asked: dict[int, Demand] = {}
+    by_op: dict[int, Demand] = {}
     if bandwidth_bytes_per_s is None:  # then all ops without attributes have the same demand
-        asked = dict.fromkeys(here.tolist(), demand(nothing, 0, sms=sms))
-        own = [op for op in here.tolist() if not _OWN.isdisjoint(attributes.get(op, ())) or op in grids]
-        here = np.array(own, dtype=np.int64)
+        by_op = dict.fromkeys(ops.tolist(), demand(nothing, 0, sms=sms))
+        others = [op for op in ops.tolist() if not _SM_KEYS.isdisjoint(attributes.get(op, ())) or op in grids]
+        ops = np.array(others, dtype=np.int64)
     demand_of = partial(
         demand,
         sms=sms,
         blocks_per_sm=device.details.blocks_per_sm,
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
     )
-    columns = (here, job.duration_ns[here], graph.bytes_read[here] + graph.bytes_written[here])
+    columns = (ops, job.duration_ns[ops], graph.bytes_read[ops] + graph.bytes_written[ops])
     for op, duration_ns, nbytes in zip(*(column.tolist() for column in columns), strict=True):
-        asked[op] = demand_of(grids.get(op) or attributes.get(op, nothing), duration_ns, dram_bytes=nbytes)
-    return asked
+        by_op[op] = demand_of(grids.get(op) or attributes.get(op, nothing), duration_ns, dram_bytes=nbytes)
+    return by_op
 
 
 def _fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, Any]]:
@@ -210,7 +210,7 @@ def _fitted_grids(device: Device, job: Job) -> Mapping[int, Mapping[str, Any]]:
     return {
         op: {**attributes[op], "grid": int(blocks[op]), "blocks_per_sm": 1}
         for op in np.flatnonzero(blocks >= 0).tolist()
-        if _OWN.isdisjoint(attributes[op])
+        if _SM_KEYS.isdisjoint(attributes[op])
     }
 
 
@@ -248,11 +248,11 @@ class RunningKernel:
     )  # fmt: skip
 
     def __init__(
-        self, task: Task, asked: Demand, duration_ns: int, rank: tuple[int, int], partition: int, now_ns: int
+        self, task: Task, need: Demand, duration_ns: int, rank: tuple[int, int], partition: int, now_ns: int
     ) -> None:
         self.task, self.rank, self.partition = task, rank, partition
-        self.left, self.waves, length = asked.lasting(duration_ns)
-        self.load_bytes_per_s = asked.load_bytes_per_s
+        self.left, self.waves, length = need.lasting(duration_ns)
+        self.load_bytes_per_s = need.load_bytes_per_s
         self.running = 0
         self.served = self.resident = False
         self.stale = True
@@ -287,19 +287,19 @@ class RunningKernel:
 
     def advance(self, now_ns: int) -> int:
         """Update the kernel; return the number of SMs that it has left since the last update."""
-        self._v = v = self._v + self._step * (now_ns - self._since_ns)
+        self._v = time = self._v + self._step * (now_ns - self._since_ns)
         self._since_ns = now_ns
         cohorts, length = self._cohorts, self._length
-        if not cohorts or cohorts[0][0] > v:
+        if not cohorts or cohorts[0][0] > time:
             return 0
         self.stale = True
-        if self.served and self.left >= self.running and cohorts[-1][0] <= v:
+        if self.served and self.left >= self.running and cohorts[-1][0] <= time:
             # Whole rounds, in which every cohort was replaced by an equal one.
-            rounds = min((v - cohorts[-1][0]) // length + 1, self.left // self.running)
+            rounds = min((time - cohorts[-1][0]) // length + 1, self.left // self.running)
             self.left -= rounds * self.running
             self._cohorts = cohorts = [(end + rounds * length, loads) for end, loads in cohorts]
         freed = 0
-        while cohorts and cohorts[0][0] <= v:
+        while cohorts and cohorts[0][0] <= time:
             end, loads = cohorts.pop(0)
             again = min(loads, self.left) if self.served else 0
             if again:
@@ -309,22 +309,22 @@ class RunningKernel:
         self.running -= freed
         return freed
 
-    def set_pace(self, share: int, of: int) -> None:
+    def set_pace(self, share: int, whole: int) -> None:
         """Go on at ``share / of`` of full speed; time must be up to date."""
-        if self._pace == (share, of):
+        if self._pace == (share, whole):
             return
-        self._pace = (share, of)
+        self._pace = (share, whole)
         self.stale = True
         speed = self.waves * share
-        common = gcd(speed, of)
-        speed, of = speed // common, of // common
-        factor = of // gcd(self._scale, of)
+        common = gcd(speed, whole)
+        speed, whole = speed // common, whole // common
+        factor = whole // gcd(self._scale, whole)
         if factor > 1:
             self._scale *= factor
             self._v *= factor
             self._length *= factor
             self._cohorts = [(end * factor, loads) for end, loads in self._cohorts]
-        self._step = speed * (self._scale // of)
+        self._step = speed * (self._scale // whole)
 
     def predict(self) -> None:
         """Predict when it leaves an SM and when it ends; time must be up to date."""
@@ -337,20 +337,20 @@ class RunningKernel:
             end = free + self._length
         else:
             free, end = self._cohorts[0][0], self._cohorts[-1][0]
-        v, step, since_ns = self._v, self._step, self._since_ns
+        time, step, since_ns = self._v, self._step, self._since_ns
         # A cohort that ends at this instant may be past its end by a fraction of a ns.
-        self.free_ns = since_ns - (v - free) // step if free > v else since_ns
+        self.free_ns = since_ns - (time - free) // step if free > time else since_ns
         if self.left and not self.served:
             self.end_ns = NEVER
         else:
-            self.end_ns = since_ns - (v - end) // step if end > v else since_ns
+            self.end_ns = since_ns - (time - end) // step if end > time else since_ns
 
     def _last_dispatch(self) -> int:
         """Return when the last load is dispatched if the kernel keeps its present SMs."""
         rounds = (self.left - 1) // self.running
-        rest = self.left - rounds * self.running
+        remaining = self.left - rounds * self.running
         for end, loads in self._cohorts:
-            rest -= loads
-            if rest <= 0:
+            remaining -= loads
+            if remaining <= 0:
                 return end + rounds * self._length
         raise InvariantError("a kernel has loads left that no group of blocks runs")

@@ -20,7 +20,7 @@ from sim.machine.device import Details, Device
 # ----------------------------------------------------------------------------------------------------------
 # What all kinds of device have in common: overheads, memory, and which ops they support.
 
-_DETAILS: Final = {field.name: field.name.removesuffix("_ns") for field in fields(Details)} | {
+_DETAIL_KEYS: Final = {field.name: field.name.removesuffix("_ns") for field in fields(Details)} | {
     "sms": "sms_in_use",
     "preset": "claims",
     "default_dtype": "dtype",
@@ -50,9 +50,9 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     memory = values.get("memory")
     parts: Mapping[str, int] = values.get("virtual_devices", {})
     if memory is not None and sum(parts.values()) > memory:
-        shown = ", ".join(f"{part} {format_bytes(nbytes)}" for part, nbytes in parts.items())
+        sizes = ", ".join(f"{part} {format_bytes(nbytes)}" for part, nbytes in parts.items())
         raise InputError(
-            f"together they are more than the {format_bytes(memory)} of {name}: {shown}",
+            f"together they are more than the {format_bytes(memory)} of {name}: {sizes}",
             path=("virtual_devices",),
         )
     issue_ns = dict(values.get("issue_cost") or {})
@@ -73,7 +73,7 @@ def common_arguments(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         "memory_bytes": memory,
         "kinds": None if kinds is None else frozenset(kinds),
         "details": Details(
-            **{name: values[key] for name, key in _DETAILS.items() if values.get(key) is not None}
+            **{name: values[key] for name, key in _DETAIL_KEYS.items() if values.get(key) is not None}
         ),
     }
 
@@ -190,10 +190,10 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
             "ops share one pool of threads (intra_op_parallelism_threads); say time, or leave it out",
             path=("sharing",),
         )
-    least = None
+    bound = None
     if pool is not None and min(cores_per_op, workers) > 1:  # an op with one thread runs on its worker
         of_threads = partial(speedup, serial_fraction=serial, curve=curve)
-        processor, least = partial(IntraOpPool, of_threads), partial(least_ns, of_threads)
+        processor, bound = partial(IntraOpPool, of_threads), partial(least_ns, of_threads)
         values = {**values, "intra_op_pool": pool}
     return Device(
         **common_arguments(name, values),
@@ -204,7 +204,7 @@ def build_cpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
         staging_bytes_per_s=values.get("staging_bandwidth"),
         cost=cost,
         processor=processor,
-        least_ns=least,
+        least_ns=bound,
     )
 
 
@@ -247,8 +247,8 @@ def build_gpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     1000
     """
     used, share = _sms_in_use(name, values)
-    each = values.get("streams", 1)
-    streams = each if isinstance(each, int) else len(each)
+    spec = values.get("streams", 1)
+    streams = spec if isinstance(spec, int) else len(spec)
     sharing = values.get("sharing", "none")
     if sharing not in ("none", "sm", "sm+dram"):
         raise InputError(f"a GPU shares none, sm or sm+dram, not {sharing!r}", path=("sharing",))
@@ -260,9 +260,9 @@ def build_gpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     if sharing == "sm+dram" and values.get("bandwidth") is None:
         raise InputError("kernels share the memory's bandwidth, which is not given", path=("sharing",))
     dram = values["bandwidth"] if sharing == "sm+dram" else None
-    given = () if isinstance(each, int) else each
-    priorities = tuple(one.get("priority", 0) for one in given)
-    partitions = [one["partition"] for one in given if "partition" in one]
+    specs = () if isinstance(spec, int) else spec
+    priorities = tuple(one.get("priority", 0) for one in specs)
+    partitions = [one["partition"] for one in specs if "partition" in one]
     values = {**values, "sms_in_use": used, "dram_bytes_per_s": dram, "stream_priorities": priorities}
     values["stream_partitions"] = partitions
     for_streams = partial(_gpu_streams, values)
@@ -278,8 +278,8 @@ def build_gpu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
 
 def _gpu_streams(values: Mapping[str, Any], device: Device, streams: int) -> Device:
     """Return the GPU with `streams` streams and the resources that their kernels share."""
-    sms, of = _partitions(device.name, values, device.details.sms, streams)
-    details = replace(device.details, partition_sms=sms, partition_of=of)
+    sms, partition_of = _partitions(device.name, values, device.details.sms, streams)
+    details = replace(device.details, partition_sms=sms, partition_of=partition_of)
     device = replace(device, streams=streams, details=details)
     if (streams == 1 and not sms) or values.get("sharing", "none") == "none":
         return device  # a single kernel at a time shares nothing
@@ -300,11 +300,11 @@ def _for_processes(values: Mapping[str, Any], one: Device, n: int) -> Device:
     if one.processor is None:
         least_ns = partial(time_sliced_least_ns, one.streams)
         return replace(one, streams=streams, processor=TimeSlices, least_ns=least_ns)
-    given = one.details.stream_priorities
+    priorities = one.details.stream_priorities
     details = replace(
         one.details,
         partition_of=n * one.details.partition_of,
-        stream_priorities=n * (*given, *[0] * (one.streams - len(given))) if given else (),
+        stream_priorities=n * (*priorities, *[0] * (one.streams - len(priorities))) if priorities else (),
     )
     return replace(one, streams=streams, processor=processor_of(values, streams), details=details)
 
@@ -330,17 +330,17 @@ def _partitions(
     if used is not None and total > used:
         raise InputError(f"{total} SMs are asked for and there are {used}", path=("partitions",))
     for i, (partition, sms) in enumerate(partitions.items()):
-        rest = i == len(partitions) - 1 and total == used  # the last may take what the others leave
-        if sms % step and not rest:
+        is_rest = i == len(partitions) - 1 and total == used  # the last may take what the others leave
+        if sms % step and not is_rest:
             raise InputError(f"{sms} SMs are no multiple of {step}", path=("partitions", partition))
     names = list(partitions)
-    given = values["stream_partitions"] or [names[s % len(names)] for s in range(streams)]
-    if len(given) != streams:
+    named = values["stream_partitions"] or [names[s % len(names)] for s in range(streams)]
+    if len(named) != streams:
         raise InputError("some say their partition, and some do not", path=("streams",))
-    for partition in given:
+    for partition in named:
         if partition not in partitions:
             raise UnknownNameError(f"partition of {name}", partition, names)
-    return tuple(partitions.values()), tuple(map(names.index, given))
+    return tuple(partitions.values()), tuple(map(names.index, named))
 
 
 def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fraction]:
@@ -350,10 +350,10 @@ def _sms_in_use(name: str, values: Mapping[str, Any]) -> tuple[int | None, Fract
         return sms, Fraction(1)
     if sms is None:
         raise InputError("it needs sms, the number of SMs that there are", path=("use_sms",))
-    asked = values["use_sms"]
-    used = asked if isinstance(asked, int) else int(sms * asked)
+    request = values["use_sms"]
+    used = request if isinstance(request, int) else int(sms * request)
     if not used:
-        raise InputError(f"{float(asked):g} of {sms} SMs is less than one", path=("use_sms",))
+        raise InputError(f"{float(request):g} of {sms} SMs is less than one", path=("use_sms",))
     if used > sms:
         raise InputError(f"there are only {sms} SMs, not {used}", path=("use_sms",))
     return used, Fraction(used, sms)
@@ -397,7 +397,7 @@ def build_npu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
     """
     from devices.cores import CoreUnits
 
-    given = values
+    written = values
     cores, per_op = values.get("cores", 1), values.get("cores_per_op", 1)
     queues = values.get("queues_per_core", 1)
     if cores % per_op:
@@ -414,7 +414,7 @@ def build_npu(name: str, values: Mapping[str, Any], origin: Origin = NOWHERE) ->
         streams=streams,
         cost=make_cost(values, peak_share=Fraction(per_op, cores), bandwidth_share=share, origin=origin),
         processor=CoreUnits if queues > 1 else None,
-        for_streams=None if "queues_per_core" in given else partial(_npu_streams, streams),
+        for_streams=None if "queues_per_core" in written else partial(_npu_streams, streams),
     )
 
 

@@ -107,7 +107,7 @@ def as_cuda_graphs(job: Job) -> Job:
         own_ns, device = devices[d].details.graph_gap_ns, devices[d]
         gap_ns = device.gap_ns if own_ns is None else own_ns
         devices[d] = replace(device, issue_ns=0, issue_ns_by_kind={}, queue_depth=None, gap_ns=gap_ns)
-    edges = [edge for part in parts.tolist() for edge in _one_after_another(job, part_of == part)]
+    edges = [edge for part in parts.tolist() for edge in _iteration_edges(job, part_of == part)]
     return _add_edges(job, edges, issue_ns=issue_ns, machine=replace(machine, devices=tuple(devices)))
 
 
@@ -181,8 +181,8 @@ def with_event_calls(job: Job) -> Job:
     device_of, stream_of = job.device_of, job.stream_of
     consumer = job.graph.predecessors.rows()
     producer = job.graph.predecessors.indices
-    apart = (device_of[producer] == device_of[consumer]) & (stream_of[producer] != stream_of[consumer])
-    producer, consumer = producer[apart], consumer[apart]
+    crosses = (device_of[producer] == device_of[consumer]) & (stream_of[producer] != stream_of[consumer])
+    producer, consumer = producer[crosses], consumer[crosses]
     issue_ns = issue_costs_ns(job)
     recorded = np.unique(producer)
     record_ns = np.zeros_like(issue_ns)
@@ -192,15 +192,15 @@ def with_event_calls(job: Job) -> Job:
     return replace(job, issue_ns=issue_ns, record_ns=record_ns)
 
 
-def _one_after_another(job: Job, here: BoolArray) -> list[tuple[int, int, int]]:
+def _iteration_edges(job: Job, chosen: BoolArray) -> list[tuple[int, int, int]]:
     """Return edges from the last of some ops of a device to the first ops of the next iteration."""
-    if job.iterations == 1 or len(np.unique(job.stream_of[here])) < 2:
+    if job.iterations == 1 or len(np.unique(job.stream_of[chosen])) < 2:
         return []  # the stream ensures it
     edges = job.graph.edges.within_iteration()
-    inside = here[edges.producer] & here[edges.consumer]
-    first, last = here.copy(), here.copy()
-    first[edges.consumer[inside]] = False
-    last[edges.producer[inside]] = False
+    within = chosen[edges.producer] & chosen[edges.consumer]
+    first, last = chosen.copy(), chosen.copy()
+    first[edges.consumer[within]] = False
+    last[edges.producer[within]] = False
     return [(a, b, 1) for b in np.flatnonzero(first).tolist() for a in np.flatnonzero(last).tolist()]
 
 

@@ -68,67 +68,67 @@ def described_devices(spec: Mapping[str, Any], origin: Origin = NOWHERE) -> dict
 
 def machine_fields(spec: Mapping[str, Any], origin: Origin) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the fields of a description, and those of its preset."""
-    over = read_fields(spec, MACHINE_FIELDS, "machine")
-    if "preset" not in over:
-        return over, {}
+    user = read_fields(spec, MACHINE_FIELDS, "machine")
+    if "preset" not in user:
+        return user, {}
     with error_path("machine", "preset"):
-        return over, read_fields(machine_preset(over["preset"], origin), MACHINE_FIELDS)
+        return user, read_fields(machine_preset(user["preset"], origin), MACHINE_FIELDS)
 
 
-def devices_of(over: Mapping[str, Any], base: Mapping[str, Any], origin: Origin) -> dict[str, dict[str, Any]]:
+def devices_of(user: Mapping[str, Any], base: Mapping[str, Any], origin: Origin) -> dict[str, dict[str, Any]]:
     """Return the result of `described_devices` from that of `machine_fields`."""
-    nodes, given = over.get("nodes"), over.get("devices", {})
+    nodes, devices = user.get("nodes"), user.get("devices", {})
     with error_path("machine", "devices"):
-        alone = {name: spec for name, spec in given.items() if nodes is not None and node_of(name)}
-        each = {name: spec for name, spec in given.items() if name not in alone}
-        described = _lay_over(base.get("devices", {}), each)
+        single = {name: spec for name, spec in devices.items() if nodes is not None and node_of(name)}
+        shared = {name: spec for name, spec in devices.items() if name not in single}
+        described = _merge_devices(base.get("devices", {}), shared)
         if not described:
             raise InputError("a machine needs at least one device")
         if nodes is not None:
             described = {f"node{k}/{name}": spec for k in range(nodes) for name, spec in described.items()}
-            for name, spec in alone.items():
+            for name, spec in single.items():
                 if name not in described:
                     raise UnknownNameError("device", name, described)
-                described[name] = merge(_mapping(described[name]), _mapping(spec), DEVICE_FIELDS)
-    ideal = {"ideal": True} if over.get("ideal", False) else {}
+                described[name] = merge(_as_mapping(described[name]), _as_mapping(spec), DEVICE_FIELDS)
+    ideal = {"ideal": True} if user.get("ideal", False) else {}
     read: dict[int, dict[str, Any]] = {}  # devices of a count have one description
     for name, device in described.items():
         if id(device) not in read:
-            with error_path("machine", "devices", entry_of(name, over)):
-                read[id(device)] = device_values({**ideal, **_mapping(device)}, origin)
+            with error_path("machine", "devices", entry_of(name, user)):
+                read[id(device)] = device_values({**ideal, **_as_mapping(device)}, origin)
     return {name: read[id(device)] for name, device in described.items()}
 
 
-def entry_of(name: str, over: Mapping[str, Any]) -> str:
+def entry_of(name: str, user: Mapping[str, Any]) -> str:
     """Return the name under which a device is described; devices of a count share one."""
-    given = over.get("devices", {})
-    if name not in given and over.get("nodes") is not None:
+    devices = user.get("devices", {})
+    if name not in devices and user.get("nodes") is not None:
         name = name.partition("/")[2]
-    counted = (each for each in given if name.startswith(each) and name[len(each) :].isdecimal())
-    return name if name in given else next(counted, name)
+    counted = (entry for entry in devices if name.startswith(entry) and name[len(entry) :].isdecimal())
+    return name if name in devices else next(counted, name)
 
 
 def device_values(spec: object, origin: Origin) -> dict[str, Any]:
     """Return the parsed values of a device's description, merged over its preset if it names one."""
-    values = dict(_mapping(spec))
-    own = read_fields({key: values[key] for key in ("preset", "ideal") if key in values}, DEVICE_FIELDS)
-    if "preset" in own:
+    values = dict(_as_mapping(spec))
+    head = read_fields({key: values[key] for key in ("preset", "ideal") if key in values}, DEVICE_FIELDS)
+    if "preset" in head:
         with error_path("preset"):
-            base = device_preset(own["preset"], origin)
+            base = device_preset(head["preset"], origin)
         if "kind" in values and values["kind"] != base.get("kind"):
-            raise InputError(f"the preset {own['preset']!r} is a {base.get('kind')}, not a {values['kind']}")
-        values = merge(base, values, DEVICE_FIELDS, ideal=own.get("ideal", False))
+            raise InputError(f"the preset {head['preset']!r} is a {base.get('kind')}, not a {values['kind']}")
+        values = merge(base, values, DEVICE_FIELDS, ideal=head.get("ideal", False))
     return read_fields(values, DEVICE_FIELDS)
 
 
-def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one description per device, counts expanded, with `over` merged over `base`."""
+def _merge_devices(base: Mapping[str, Any], user: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one description per device, counts expanded, with `user` merged over `base`."""
     merged: dict[str, Any] = {}
     for name, spec in base.items():
-        merged |= _write_out(name, merge(_mapping(spec), _mapping(over.get(name, {})), DEVICE_FIELDS))
-    for name, spec in over.items():
+        merged |= _write_out(name, merge(_as_mapping(spec), _as_mapping(user.get(name, {})), DEVICE_FIELDS))
+    for name, spec in user.items():
         if name in merged and name not in base:
-            merged[name] = merge(merged[name], _mapping(spec), DEVICE_FIELDS)  # one device of a count
+            merged[name] = merge(merged[name], _as_mapping(spec), DEVICE_FIELDS)  # one device of a count
         elif name not in base:
             if base and isinstance(spec, Mapping) and spec.keys().isdisjoint(("kind", "preset")):
                 message = "the preset has no such device, and one of your own needs a kind or a preset"
@@ -141,7 +141,7 @@ def _lay_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _mapping(spec: object) -> Mapping[str, Any]:
+def _as_mapping(spec: object) -> Mapping[str, Any]:
     if isinstance(spec, str):
         return {"preset": spec}
     if not isinstance(spec, Mapping):
@@ -209,11 +209,11 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin, own_kinds: Coll
         raise InputError("this is one device; only a machine has several of a sort", path=("count",))
     kind = values["kind"]
     family = kind if kind in BUILDERS else "other"
-    meant = difflib.get_close_matches(kind.lower(), (*BUILDERS, SWITCH), n=1, cutoff=0.85)
-    if family == "other" and meant and kind != SWITCH:
+    nearest = difflib.get_close_matches(kind.lower(), (*BUILDERS, SWITCH), n=1, cutoff=0.85)
+    if family == "other" and nearest and kind != SWITCH:
         # Any other word would be a device with streams, so a typing error would go unnoticed.
         raise InputError(
-            f"there is no kind {kind!r}; did you mean {meant[0]!r}? (A kind of one's own, a "
+            f"there is no kind {kind!r}; did you mean {nearest[0]!r}? (A kind of one's own, a "
             "device with streams and no more, needs a name that looks like none of cpu, gpu, npu, switch.)",
             path=("kind",),
         )
@@ -276,85 +276,85 @@ def make_machine(
     >>> [device.name for device in machine.devices], [link.name for link in machine.links]
     (['gpu0', 'gpu1'], ['gpu0->gpu1', 'gpu1->gpu0'])
     """
-    over, base = machine_fields(spec, origin)
-    ideal, nodes = over.get("ideal", False), over.get("nodes")
-    described = devices_of(over, base, origin)
+    user, base = machine_fields(spec, origin)
+    ideal, nodes = user.get("ideal", False), user.get("nodes")
+    described = devices_of(user, base, origin)
     kind_of = {name: values.get("kind", "") for name, values in described.items()}
-    switches, wires = _topology(over, base, kind_of)
+    switches, wires = _topology(user, base, kind_of)
     devices = []
-    made: dict[int, Device] = {}  # devices of a count have one description
+    built: dict[int, Device] = {}  # devices of a count have one description
     for name, values in described.items():
-        if id(values) in made:
-            devices.append(replace(made[id(values)], name=name))
+        if id(values) in built:
+            devices.append(replace(built[id(values)], name=name))
             continue
-        with error_path("machine", "devices", entry_of(name, over)):
-            devices.append(made.setdefault(id(values), _build(name, values, origin, kinds)))
+        with error_path("machine", "devices", entry_of(name, user)):
+            devices.append(built.setdefault(id(values), _build(name, values, origin, kinds)))
     devices += [_build(name, device_values(spec, origin), origin, kinds) for name, spec in switches.items()]
     lanes = sum(device.lanes for device in devices)
     if lanes > MOST_LANES_IN_ALL:
-        most = f"the {MOST_LANES_IN_ALL:,} that a machine may have"
-        raise InputError(f"{lanes:,} cores and streams are more than {most}", path=("machine", "devices"))
+        limit = f"the {MOST_LANES_IN_ALL:,} that a machine may have"
+        raise InputError(f"{lanes:,} cores and streams are more than {limit}", path=("machine", "devices"))
     names = [device.name for device in devices]
     with error_path("machine"):
-        given = base.get("links", ()), over.get("links", ())
-        links = make_links(*given, names, ideal=ideal, nodes=nodes is not None, wires=wires)
-        if "sharing" in over:
-            links = tuple(with_sharing(links, over["sharing"]))
+        descriptions = base.get("links", ()), user.get("links", ())
+        links = make_links(*descriptions, names, ideal=ideal, nodes=nodes is not None, wires=wires)
+        if "sharing" in user:
+            links = tuple(with_sharing(links, user["sharing"]))
     hosts = []
-    for name, host in {**base.get("hosts", {}), **over.get("hosts", {})}.items():
+    for name, host in {**base.get("hosts", {}), **user.get("hosts", {})}.items():
         with error_path("machine", "hosts", name):
             hosts += _make_hosts(name, host, names, nodes)
-    resources = {**base.get("resources", {}), **over.get("resources", {})}
-    if not links and "collectives" not in {**base, **over}:
+    resources = {**base.get("resources", {}), **user.get("resources", {})}
+    if not links and "collectives" not in {**base, **user}:
         return Machine(tuple(devices), links, tuple(hosts), resources=resources)
     from devices.network import make_network
 
-    model = _collectives(over, base, devices, origin)
+    model = _collectives(user, base, devices, origin)
     routing = SHORTEST
-    if "routing" in over or "routes" in over:
+    if "routing" in user or "routes" in user:
         with error_path("machine"):
-            routing = make_routing(over.get("routing", {}), over.get("routes", ()), names, links)
+            routing = make_routing(user.get("routing", {}), user.get("routes", ()), names, links)
     network = make_network if links else None
     return Machine(tuple(devices), links, tuple(hosts), network, model, routing, resources=resources)
 
 
 def _collectives(
-    over: Mapping[str, Any], base: Mapping[str, Any], devices: Sequence[Device], origin: Origin
+    user: Mapping[str, Any], base: Mapping[str, Any], devices: Sequence[Device], origin: Origin
 ) -> CollectiveModel:
     """Return the model of collectives from the description, or else its preset."""
     from devices.collectives.nccl_model import make_collectives, of_preset
 
     with error_path("machine", "collectives"):
-        model = make_collectives(over.get("collectives", base.get("collectives", {})), origin)
-    if "collectives" in over or "preset" not in over:
+        model = make_collectives(user.get("collectives", base.get("collectives", {})), origin)
+    if "collectives" in user or "preset" not in user:
         return model
-    return of_preset(model, devices, next((key for key in _NETWORK if over.get(key)), None))
+    return of_preset(model, devices, next((key for key in _NETWORK_KEYS if user.get(key)), None))
 
 
-_NETWORK: Final = ("links", "topology", "sharing", "ideal")
+_NETWORK_KEYS: Final = ("links", "topology", "sharing", "ideal")
 """Keys that make a network differ from that of its preset."""
 
 
 def _topology(
-    over: Mapping[str, Any], base: Mapping[str, Any], kinds: Mapping[str, str]
+    user: Mapping[str, Any], base: Mapping[str, Any], kinds: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Any]], list[Link]]:
     """Return switches and links of the topology; for a preset with links only if there are several nodes."""
-    given = dict(over.get("topology", {}))
-    needed = over.get("nodes", 1) > 1 or not base.get("links")
+    topology = dict(user.get("topology", {}))
+    needed = user.get("nodes", 1) > 1 or not base.get("links")
     preset = dict(base.get("topology", {})) if needed else {}
-    if "topology" not in over and not preset:
+    if "topology" not in user and not preset:
         return {}, []
     if "link" in preset:
-        preset["link"] = merge(preset["link"], {}, LINK_FIELDS, ideal=over.get("ideal", False))
-        if isinstance(given.get("link"), Mapping):
-            given["link"] = merge(preset["link"], given["link"], LINK_FIELDS)
-    if given.get("kind", preset.get("kind")) != preset.get("kind"):
+        preset["link"] = merge(preset["link"], {}, LINK_FIELDS, ideal=user.get("ideal", False))
+        if isinstance(topology.get("link"), Mapping):
+            topology["link"] = merge(preset["link"], topology["link"], LINK_FIELDS)
+    if topology.get("kind", preset.get("kind")) != preset.get("kind"):
         preset = {key: preset[key] for key in ("link", "ends") if key in preset}
-    given = {**preset, **given}
+    topology = {**preset, **topology}
     from devices.describe.topologies import make_topology
 
     with error_path("machine", "topology"):
-        return make_topology(given, kinds)
+        return make_topology(topology, kinds)
 
 
 def _make_hosts(name: str, spec: object, devices: list[str], nodes: int | None) -> list[Host]:
@@ -364,8 +364,8 @@ def _make_hosts(name: str, spec: object, devices: list[str], nodes: int | None) 
         raise InputError("name the devices on which it launches ops", path=("devices",))
     hosts = []
     for node in [""] if nodes is None else [f"node{k}/" for k in range(nodes)]:
-        here = [device for device in devices if device.startswith(node)]
+        local = [device for device in devices if device.startswith(node)]
         with error_path("devices"):
-            served = [d for pattern in values["devices"] for d in matching(f"{node}{pattern}", here)]
+            served = [d for pattern in values["devices"] for d in matching(f"{node}{pattern}", local)]
         hosts.append(Host(f"{node}{name}", tuple(dict.fromkeys(served)), values.get("threads", 1)))
     return hosts

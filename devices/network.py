@@ -151,10 +151,10 @@ class FairFlows:
         self._ends: list[tuple[int, int, Route]] = []
         self._number = 0
 
-    def add_link(self, link: int, bandwidth: int, each: int | None = None) -> None:
-        """Add a link with a bandwidth in bytes/s, and the most that one flow may get (`each`)."""
-        most = None if each is None else each * self._parts
-        self._links[link] = SharedLink(bandwidth * self._parts, most)
+    def add_link(self, link: int, bandwidth: int, per_flow: int | None = None) -> None:
+        """Add a link with a bandwidth in bytes/s, and the most that one flow may get (`per_flow`)."""
+        limit = None if per_flow is None else per_flow * self._parts
+        self._links[link] = SharedLink(bandwidth * self._parts, limit)
 
     def add(self, item: Any, nbytes: int, links: tuple[int, ...]) -> None:
         """Begin a flow of `nbytes` (at least one) over `links` (at least one, each once)."""
@@ -246,10 +246,10 @@ class FairFlows:
             if end_ns != route.end_ns:
                 continue  # predicted again since
             route.queue.advance(now)
-            over = route.queue.take_out_ended()
-            ended += over
+            items = route.queue.take_out_ended()
+            ended += items
             route.end_ns = -1
-            self._count(route, -len(over))
+            self._count(route, -len(items))
         for _, item in sorted(ended, key=itemgetter(0)):
             self._arrived(item)
         if not ended:
@@ -308,8 +308,8 @@ class Carrier:
         flow = context.flow
         self._n_ops = flow.n_ops
         self._nbytes: list[int] = flow.nbytes.tolist()
-        ways, of, self._bandwidth = find_ways(context.job, flow)
-        self._ways: list[Way] = [ways[k] for k in of.tolist()]
+        ways, way_index, self._bandwidth = find_ways(context.job, flow)
+        self._ways: list[Way] = [ways[k] for k in way_index.tolist()]
         self._ways_of_messages: dict[tuple[int, int], Way] = {}
         self._turnstile: Turnstile[Task | _Message] = Turnstile()
         paces = {} if context.conditions is None else context.conditions.link_paces
@@ -337,7 +337,7 @@ class Carrier:
         """
         if cls is not Carrier:
             return f"{cls.__name__} is a network of its own"
-        ways, of, bandwidth = find_ways(job, flow)
+        ways, way_index, bandwidth = find_ways(job, flow)
         if any(way.hops for way in ways):
             return "links that are fifo send chunks one after another"
         if any(way.each is not None and way.each < bandwidth[way.shared[0]] for way in ways):
@@ -346,29 +346,29 @@ class Carrier:
         number = {link: k for k, link in enumerate(used)}
         unit = gcd(NS_PER_S, *(bandwidth[link] for link in used))
         keys = Codes[Hashable]()
-        held = _in_columns([[keys[key] for key in way.held] for way in ways])
+        holds = _in_columns([[keys[key] for key in way.held] for way in ways])
         routes = Codes[tuple[int, ...]]()
         route = [routes[way.shared] if way.shared else UNSET for way in ways]
         links = _in_columns([[number[link] for link in shared] for shared in routes])
         capacity = [bandwidth[link] // unit for link in used]
         latency_ns = [way.latency_ns for way in ways]
-        flows = (np.array(route, np.int64)[of] >= 0) & (flow.nbytes > 0)
+        flows = (np.array(route, np.int64)[way_index] >= 0) & (flow.nbytes > 0)
         per_byte = NS_PER_S // unit
         largest = max(int(flow.nbytes.max(initial=0)) * per_byte * bool(used), *capacity, *latency_ns, 0)
         if largest >= LARGEST:
             return f"its transfers need numbers of {largest.bit_length()} bits"
-        alone = np.where(flows, 0, flow.nbytes)
-        alone_ns = [ways[k].alone_ns(n) for k, n in zip(of.tolist(), alone.tolist(), strict=True)]
+        unshared = np.where(flows, 0, flow.nbytes)
+        alone_ns = [ways[k].alone_ns(n) for k, n in zip(way_index.tolist(), unshared.tolist(), strict=True)]
         if max(alone_ns, default=0) >= LARGEST:
             return "a transfer takes longer than 60 bits can count"
         work = np.where(flows, flow.nbytes * per_byte, 0)
         return RouteColumns(
-            of, work, np.array(alone_ns, np.int64), latency_ns, *held, route, *links, capacity
+            way_index, work, np.array(alone_ns, np.int64), latency_ns, *holds, route, *links, capacity
         )
 
-    def _add_connection(self, way: Way, connection: int, most: int) -> None:
+    def _add_connection(self, way: Way, connection: int, limit: int) -> None:
         """Let messages of a way share a connection, each limited to the bandwidth of independent links."""
-        self._flows.add_link(connection, most, way.each)
+        self._flows.add_link(connection, limit, way.each)
         if way.each is not None and (paced := [link for link, _ in way.over if link in self._paces]):
             name = self._context.job.machine.links[paced[0]].name
             raise InputError(
@@ -388,8 +388,8 @@ class Carrier:
 
     def start(self, task: Task) -> None:
         """Start a transfer that is ready."""
-        held = self._way(task).held
-        if not held or self._turnstile.enter(task, held):
+        keys = self._way(task).held
+        if not keys or self._turnstile.enter(task, keys):
             self._begin(task)
 
     def send(self, source: int, destination: int, nbytes: int, arrived: Callable[[], None]) -> None:
@@ -398,9 +398,9 @@ class Carrier:
         if pair not in self._ways_of_messages:
             machine = self._context.job.machine
             connection = len(machine.links) + len(self._ways) + len(self._ways_of_messages)
-            way, most = way_of_message(machine, source, destination, connection)
-            if most is not None:
-                self._add_connection(way, connection, most)
+            way, limit = way_of_message(machine, source, destination, connection)
+            if limit is not None:
+                self._add_connection(way, connection, limit)
             self._ways_of_messages[pair] = way
         message = _Message(self._ways_of_messages[pair], pair, nbytes, arrived, self._context.now_ns)
         if not message.way.held or self._turnstile.enter(message, message.way.held):
@@ -470,8 +470,8 @@ class Carrier:
         channels = self._context.job.machine.channels
         lost = {channels[k] for k in links}
         ways = [*self._ways, *self._ways_of_messages.values()]
-        alone = {way.shared[0] for way in ways if way.each is not None and lost & {k for k, _ in way.over}}
-        for link in sorted(lost & self._bandwidth.keys() | alone):
+        limited = {way.shared[0] for way in ways if way.each is not None and lost & {k for k, _ in way.over}}
+        for link in sorted(lost & self._bandwidth.keys() | limited):
             self._paces.pop(link, None)
             self._flows.change(link, Fraction(0))
 
@@ -490,9 +490,9 @@ class Carrier:
             item.arrived()
         else:
             self._context.finish(item)
-        held = self._way(item).held
-        if held:
-            for following in self._turnstile.leave(held):
+        keys = self._way(item).held
+        if keys:
+            for following in self._turnstile.leave(keys):
                 self._begin(following)
 
 

@@ -107,44 +107,44 @@ class ChunkQueues:
         return 0 if hop.bytes_per_s is None else nbytes * NS_PER_S * self._per_ns // hop.bytes_per_s
 
     def _advance(self, now_ns: int) -> None:
-        until = now_ns * self._per_ns
-        while self._events and self._events[0][0] <= until:
+        now_ticks = now_ns * self._per_ns
+        while self._events and self._events[0][0] <= now_ticks:
             self._reach(*heapq.heappop(self._events))
 
-    def _reach(self, time: int, number: int, chunk: int, at: int) -> None:
-        """Handle a chunk's arrival at hop `at`, or at the end; all chunks reach the first hop at once."""
+    def _reach(self, time: int, number: int, chunk: int, index: int) -> None:
+        """Handle a chunk's arrival at hop `index`, or at the end; all chunks reach the first hop at once."""
         message = self._messages[number]
-        if at == len(message.hops):
+        if index == len(message.hops):
             if chunk == message.last:
                 del self._messages[number]
                 self._there.append(message.item)
         else:
-            hop = message.hops[at]
+            hop = message.hops[index]
             begin = max(time, self._free.get(hop.link, 0))
-            nbytes = message.size(chunk) if at else message.nbytes
+            nbytes = message.size(chunk) if index else message.nbytes
             self._free[hop.link] = sent = begin + self._ticks(nbytes, hop)
-            there = sent + hop.latency_ns * self._per_ns
-            if at:
-                heapq.heappush(self._events, (there, number, chunk, at + 1))
+            arrival = sent + hop.latency_ns * self._per_ns
+            if index:
+                heapq.heappush(self._events, (arrival, number, chunk, index + 1))
             else:
                 message.begin = begin
                 self._leave_first(number, message.last if len(message.hops) == 1 else 0)
-            if not at or chunk == message.last:
-                self._expect(number, message, there, at + 1)
-        if at == 1 and chunk < message.last:
+            if not index or chunk == message.last:
+                self._expect(number, message, arrival, index + 1)
+        if index == 1 and chunk < message.last:
             self._leave_first(number, chunk + 1)
 
     def _leave_first(self, number: int, chunk: int) -> None:
         """Schedule a chunk's arrival at the second hop; one at a time, since there may be very many."""
         message = self._messages[number]
         hop = message.hops[0]
-        there = message.begin + self._ticks(message.up_to(chunk), hop) + hop.latency_ns * self._per_ns
-        heapq.heappush(self._events, (there, number, chunk, 1))
+        arrival = message.begin + self._ticks(message.up_to(chunk), hop) + hop.latency_ns * self._per_ns
+        heapq.heappush(self._events, (arrival, number, chunk, 1))
 
-    def _expect(self, number: int, message: _Message, time: int, at: int) -> None:
+    def _expect(self, number: int, message: _Message, time: int, index: int) -> None:
         """Schedule the earliest arrival of a message whose last chunk reaches a hop at `time` or later."""
         size = message.size(message.last)
-        for hop in message.hops[at:]:
+        for hop in message.hops[index:]:
             time += self._ticks(size, hop) + hop.latency_ns * self._per_ns
         message.due = time
         heapq.heappush(self._due, (time, number))
@@ -160,8 +160,8 @@ class ChunkQueues:
 
     def _ring(self) -> None:
         self._advance(self._context.now_ns)
-        there, self._there = self._there, []
-        for item in there:
+        arrived, self._there = self._there, []
+        for item in arrived:
             self._arrived(item)
         self._predict()
 
@@ -228,15 +228,15 @@ def find_ways(job: Job, flow: Flow) -> tuple[list[Way], IntArray, dict[int, int]
             )
         if link.bandwidth_bytes_per_s is not None:
             bandwidth[k] = link.bandwidth_bytes_per_s
-    routes, of = machine.distinct_routes(flow.source, flow.destination, flow.tensor)
-    each: list[Way] = []
+    routes, way_index = machine.distinct_routes(flow.source, flow.destination, flow.tensor)
+    found: list[Way] = []
     for source, destination, route in routes:
-        connection = len(machine.links) + len(each)
-        most = connection_bytes_per_s(machine, source, destination, route)
-        if most is not None:
-            bandwidth[connection] = most
-        each.append(_way(machine, source, destination, route, most, connection))
-    return each, of, bandwidth
+        connection = len(machine.links) + len(found)
+        limit = connection_bytes_per_s(machine, source, destination, route)
+        if limit is not None:
+            bandwidth[connection] = limit
+        found.append(_way(machine, source, destination, route, limit, connection))
+    return found, way_index, bandwidth
 
 
 def way_of_message(
@@ -248,15 +248,15 @@ def way_of_message(
     """
     route = machine.route(source, destination)
     rates = [machine.links[k].connection_bytes_per_s for k in route]
-    most = min((rate for rate in rates if rate is not None), default=None)
-    way = _way(machine, source, destination, route, most, connection)
-    return way._replace(held=tuple(key for key in way.held if isinstance(key, int))), most
+    limit = min((rate for rate in rates if rate is not None), default=None)
+    way = _way(machine, source, destination, route, limit, connection)
+    return way._replace(held=tuple(key for key in way.held if isinstance(key, int))), limit
 
 
 def _way(
-    machine: Machine, source: int, destination: int, route: tuple[int, ...], most: int | None, connection: int
+    machine: Machine, source: int, destination: int, route: tuple[int, ...], cap: int | None, connection: int
 ) -> Way:
-    """Return the way over a route; `connection`, with limit `most`, is listed among the links."""
+    """Return the way over a route; `connection`, with limit `cap`, is listed among the links."""
     crossed = [(machine.channels[k], machine.links[k]) for k in route]
     for channel, count in Counter(channel for channel, _ in crossed).items():
         if count > 1:
@@ -265,9 +265,9 @@ def _way(
                 f"{machine.links[channel].medium!r} more than once; give them a link of their own",
                 path=("machine",),
             )
-    held: list[Hashable] = [channel for channel, link in crossed if link.sharing == "serial"]
+    holds: list[Hashable] = [channel for channel, link in crossed if link.sharing == "serial"]
     rates = {channel: rate for channel, link in crossed if (rate := link.bandwidth_bytes_per_s) is not None}
-    least = min(rates.values(), default=None)
+    lowest = min(rates.values(), default=None)
     bounded = [link for channel, link in crossed if channel in rates]
     shared = any(link.sharing == "shared" for link in bounded)
     independent = next((link for link in bounded if link.sharing == "independent"), None)
@@ -286,19 +286,19 @@ def _way(
             path=("machine",),
         )
     hops = [Hop(channel, link.bandwidth_bytes_per_s, link.latency_ns) for channel, link in crossed if queues]
-    if queues and most is not None:
-        hops.insert(0, Hop(connection, most, 0))
-    alone = most is not None and not (shared or held or queues)
+    if queues and cap is not None:
+        hops.insert(0, Hop(connection, cap, 0))
+    unshared = cap is not None and not (shared or holds or queues)
     users = (*rates,) if shared else ()
     return Way(
-        (*held, *_engine(machine, source, "out"), *_engine(machine, destination, "in")),
+        (*holds, *_engine(machine, source, "out"), *_engine(machine, destination, "in")),
         machine.latency_ns(route),
-        min((rate for rate in (most, least) if rate is not None), default=None),
-        (*users, connection) if most is not None and (shared or alone) else users,
+        min((rate for rate in (cap, lowest) if rate is not None), default=None),
+        (*users, connection) if cap is not None and (shared or unshared) else users,
         tuple(hops),
         min((link.chunk_bytes for link in queues if link.chunk_bytes is not None), default=None),
         tuple((channel, link.bandwidth_bytes_per_s) for channel, link in crossed),
-        least if alone else None,
+        lowest if unshared else None,
     )
 
 

@@ -100,7 +100,7 @@ class SharedSMs:
         If an op has an invalid attribute (see `devices.kernel_demand.demand`).
     """
 
-    def __init__(self, device: Device, context: Context, asked: Mapping[int, Demand] | None = None) -> None:
+    def __init__(self, device: Device, context: Context, by_op: Mapping[int, Demand] | None = None) -> None:
         details = device.details
         self._context = context
         machine = context.job.machine
@@ -112,7 +112,7 @@ class SharedSMs:
         self._priority: list[int] = priorities + [0] * (device.lanes - len(priorities))
         self._max_resident: int = details.max_resident
         self._bandwidth: int | None = details.dram_bytes_per_s
-        self._demands = demands(device, context.job, self._bandwidth) if asked is None else asked
+        self._demands = demands(device, context.job, self._bandwidth) if by_op is None else by_op
         self._held_sms = held_sms(device, context.job)
         self._holding: dict[int, RunningKernel] = {}  # collectives, by id of the task
         self._pending: list[list[RunningKernel]] = [[] for _ in self._free]  # with loads left, by rank
@@ -126,19 +126,19 @@ class SharedSMs:
 
     def start(self, task: Task) -> int:
         """Queue a kernel; it begins when the first of its loads finds an SM."""
-        duration_ns, held = self._context.duration_of(task), self._held_sms.get(task.op)
-        if not (duration_ns or held):
+        duration_ns, sms = self._context.duration_of(task), self._held_sms.get(task.op)
+        if not (duration_ns or sms):
             return 0
         stream = task.stream - self._first_stream
         self._arrivals += 1
         rank = (self._priority[stream], self._arrivals)
         partition = self._partition_of[stream]
-        if held:  # until its end, which is determined elsewhere
-            asked, duration_ns = Demand(min(held, self._sizes[partition]), 1, 0), NEVER
+        if sms:  # until its end, which is determined elsewhere
+            need, duration_ns = Demand(min(sms, self._sizes[partition]), 1, 0), NEVER
         else:
-            asked = self._demands[task.op]
-        kernel = RunningKernel(task, asked, duration_ns, rank, partition, self._context.now_ns)
-        if held:
+            need = self._demands[task.op]
+        kernel = RunningKernel(task, need, duration_ns, rank, partition, self._context.now_ns)
+        if sms:
             self._holding[task.id] = kernel
         task.start_ns = -1
         insort(self._pending[partition], kernel, key=_by_rank)
@@ -166,10 +166,10 @@ class SharedSMs:
     def _ring(self) -> None:
         """Remove ended kernels."""
         now = self._context.now_ns
-        over = [kernel for kernel in self._resident if kernel.end_ns <= now]
-        for kernel in over:
+        ended = [kernel for kernel in self._resident if kernel.end_ns <= now]
+        for kernel in ended:
             self._take_back(kernel, kernel.running)
-        for kernel in over:
+        for kernel in ended:
             del self._resident[kernel]
             self._context.finish(kernel.task)
         if self._contended or any(self._pending):
@@ -270,10 +270,10 @@ class SharedSMs:
         kernels = list(self._resident)
         demands = [kernel.running * kernel.load_bytes_per_s for kernel in kernels]
         level, among = fair_level(demands, bandwidth_bytes_per_s)
-        for kernel, wanted in zip(kernels, demands, strict=True):
+        for kernel, drawn in zip(kernels, demands, strict=True):
             kernel.advance(now_ns)  # leaves no SM: handled before
-            if wanted * among > level:
-                kernel.set_pace(level, wanted * among)
+            if drawn * among > level:
+                kernel.set_pace(level, drawn * among)
             else:
                 kernel.set_pace(1, 1)
 
@@ -285,10 +285,10 @@ class SharedSMs:
                 kernel.predict()
             pending = self._pending[kernel.partition]
             if self._contended or (pending and (len(pending) > 1 or pending[0] is not kernel)):
-                at = kernel.free_ns
+                time_ns = kernel.free_ns
             else:
-                at = kernel.end_ns
-            if at < next_ns:
-                next_ns = at
+                time_ns = kernel.end_ns
+            if time_ns < next_ns:
+                next_ns = time_ns
         if next_ns < NEVER:
             self._alarm.by(next_ns)

@@ -64,14 +64,14 @@ Instants = list[tuple[int, int]]
 """(time in ns, number of SMs that become free then), earliest first."""
 
 
-def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tuple[int, int, Instants]:
+def course(free: Instants, need: Demand, duration_ns: int, now_ns: int) -> tuple[int, int, Instants]:
     """Return start and end of a kernel that arrives now, and when the SMs become free after it.
 
     Parameters
     ----------
     free : list of (int, int)
         Times in ns with the number of SMs that become free, earliest first.
-    asked : Demand
+    need : Demand
     duration_ns : int
         Duration of the kernel alone; positive.
     now_ns : int
@@ -89,55 +89,55 @@ def course(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tupl
     start_ns, sms = free[0]
     if len(free) > 1:
         if free[-1][0] > now_ns:
-            return _stagger(free, asked, duration_ns, now_ns)
+            return _stagger(free, need, duration_ns, now_ns)
         sms = sum([count for _, count in free])
     # All SMs become free at one instant.
     if start_ns < now_ns:
         start_ns = now_ns
-    loads, waves, length = asked.lasting(duration_ns)
-    rounds, rest = divmod(loads, sms)
+    loads, waves, length = need.lasting(duration_ns)
+    rounds, remainder = divmod(loads, sms)
     last_ns = start_ns + -(-rounds * length // waves)  # the end of the last full round
-    if not rest:
+    if not remainder:
         return start_ns, last_ns, [(last_ns, sms)]
     end_ns = start_ns + -(-(rounds + 1) * length // waves)
     if end_ns == last_ns:
         return start_ns, end_ns, [(end_ns, sms)]
-    return start_ns, end_ns, [(last_ns, sms - rest), (end_ns, rest)]
+    return start_ns, end_ns, [(last_ns, sms - remainder), (end_ns, remainder)]
 
 
-def _stagger(free: Instants, asked: Demand, duration_ns: int, now_ns: int) -> tuple[int, int, Instants]:
+def _stagger(free: Instants, need: Demand, duration_ns: int, now_ns: int) -> tuple[int, int, Instants]:
     """Return the course of a kernel that gets its SMs at different instants.
 
     SMs that become free early take one load after another; after the last instant at which SMs become free
     before all loads are dispatched, all of them dispatch in turns.
     """
-    loads, waves, length = asked.lasting(duration_ns)  # in units of 1 / waves ns
+    loads, waves, length = need.lasting(duration_ns)  # in units of 1 / waves ns
     begins = [((time if time > now_ns else now_ns) * waves, sms) for time, sms in free]
     for last in range(len(begins) - 1, -1, -1):
-        at = begins[last][0]
-        left = loads
+        switch_at = begins[last][0]
+        remaining = loads
         turns = []  # first dispatches of SMs from `at` on
         total = 0
         for begin, sms in begins[: last + 1]:
-            rounds = (at - begin + length - 1) // length
-            left -= rounds * sms
+            rounds = (switch_at - begin + length - 1) // length
+            remaining -= rounds * sms
             total += sms
             turns.append((begin + rounds * length, sms))
-        if left > 0:
+        if remaining > 0:
             break  # else all loads are dispatched before the last of these SMs become free
     turns.sort()
-    full, rest = divmod(left, total)
+    full, remainder = divmod(remaining, total)
     after = free[last + 1 :]
     end = 0
     for turn, sms in turns:
         end_of_full = turn + full * length
-        if rest < sms:
-            after.append((-(-end_of_full // waves), sms - rest))
-            if not rest:
+        if remainder < sms:
+            after.append((-(-end_of_full // waves), sms - remainder))
+            if not remainder:
                 end = max(end, end_of_full)
                 continue
-            sms = rest
-        rest -= sms  # these SMs take one more load
+            sms = remainder
+        remainder -= sms  # these SMs take one more load
         end = end_of_full + length
         after.append((-(-end // waves), sms))
     after.sort()
@@ -162,14 +162,14 @@ def _few(instants: Instants) -> Instants:
     return merged
 
 
-def sms_in_columns(device: Device, asked: Mapping[int, Demand]) -> SharedSms:
+def sms_in_columns(device: Device, by_op: Mapping[int, Demand]) -> SharedSms:
     """Return the SMs of a device and the demand of each op, as columns."""
     details = device.details
-    numbers = np.array([demand[:2] for demand in asked.values()], np.int64).reshape(-1, 2)
+    numbers = np.array([demand[:2] for demand in by_op.values()], np.int64).reshape(-1, 2)
     return SharedSms(
         details.partition_sms or [sms_in_use(device)],
         details.partition_of or [0] * device.lanes,
-        np.array(list(asked), np.int64),
+        np.array(list(by_op), np.int64),
         numbers[:, 0],
         numbers[:, 1],
     )
@@ -196,14 +196,14 @@ class LeftoverSMs:
 
     end = None  # known at the start: when its SMs become free
 
-    def __init__(self, device: Device, context: Context, asked: Mapping[int, Demand] | None = None) -> None:
+    def __init__(self, device: Device, context: Context, by_op: Mapping[int, Demand] | None = None) -> None:
         details = device.details
         machine = context.job.machine
         self._context = context
         self._first_stream = machine.first_stream[machine.device_index(device.name)]
         self._partition_of: list[int] = list(details.partition_of or [0] * device.lanes)
         self._free: list[Instants] = [[(0, sms)] for sms in details.partition_sms or [sms_in_use(device)]]
-        self._demands = demands(device, context.job, None) if asked is None else asked
+        self._demands = demands(device, context.job, None) if by_op is None else by_op
 
     @classmethod
     def columns(cls, device: Device, job: Job) -> SharedSms | str:
@@ -219,8 +219,8 @@ class LeftoverSMs:
             return 0
         now_ns = self._context.now_ns
         partition = self._partition_of[task.stream - self._first_stream]
-        free, asked = self._free[partition], self._demands[task.op]
-        start_ns, end_ns, self._free[partition] = course(free, asked, duration_ns, now_ns)
+        free, need = self._free[partition], self._demands[task.op]
+        start_ns, end_ns, self._free[partition] = course(free, need, duration_ns, now_ns)
         if start_ns > now_ns:
             task.start_ns = start_ns
             task.wait = Wait.RESOURCES
@@ -257,25 +257,25 @@ class SimplestSms:
 
     def __call__(self, device: Device, context: Context) -> LeftoverSMs | SharedSMs:
         """Return a `LeftoverSMs` if it supports all that the run needs, else a `SharedSMs`."""
-        asked, more = self._demands(device, context.job)
-        return (SharedSMs if more else LeftoverSMs)(device, context, asked)
+        by_op, more = self._demands(device, context.job)
+        return (SharedSMs if more else LeftoverSMs)(device, context, by_op)
 
     def columns(self, device: Device, job: Job) -> SharedSms | str:
         """Return the shared SMs as columns, if nothing else is shared."""
-        asked, more = self._demands(device, job)
-        return f"{more} of {device.name}" if more else sms_in_columns(device, asked)
+        by_op, more = self._demands(device, job)
+        return f"{more} of {device.name}" if more else sms_in_columns(device, by_op)
 
     def _demands(self, device: Device, job: Job) -> tuple[Mapping[int, Demand], str]:
         """Return the demand of each op, and the feature that needs `SharedSMs`, if any."""
         sms, bandwidth = sms_in_use(device), device.details.dram_bytes_per_s
-        asked, more = demands(device, job, None), ""
+        by_op, more = demands(device, job, None), ""
         # Kernels that fill the device draw no more than their share, whatever runs together.
-        if self.dram and any(kernel.loads < sms for kernel in asked.values()):
+        if self.dram and any(kernel.loads < sms for kernel in by_op.values()):
             assert bandwidth is not None
-            asked = demands(device, job, bandwidth)
-            if max(kernel.load_bytes_per_s for kernel in asked.values()) * sms > bandwidth:
+            by_op = demands(device, job, bandwidth)
+            if max(kernel.load_bytes_per_s for kernel in by_op.values()) * sms > bandwidth:
                 more = "kernels share DRAM bandwidth"
-        return asked, "collectives hold SMs" if held_sms(device, job) else more
+        return by_op, "collectives hold SMs" if held_sms(device, job) else more
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -306,11 +306,11 @@ def least_ns(device: Device, job: Job, duration_ns: IntArray, runs: IntArray) ->
     sm_ns, drawn = Fraction(0), Fraction(0)  # drawn: bytes * 10**9
     work: dict[int, int] = {}  # by waves: loads * ns, so that fractions are few
     traffic: dict[int, int] = {}
-    for op, asked in demands(device, job, bandwidth).items():
-        loads, waves, length = asked.lasting(int(duration_ns[op]))
+    for op, need in demands(device, job, bandwidth).items():
+        loads, waves, length = need.lasting(int(duration_ns[op]))
         busy = loads * length * int(runs[op])
         work[waves] = work.get(waves, 0) + busy
-        traffic[waves] = traffic.get(waves, 0) + busy * asked.load_bytes_per_s
+        traffic[waves] = traffic.get(waves, 0) + busy * need.load_bytes_per_s
     for waves in work:
         sm_ns += Fraction(work[waves], waves)
         drawn += Fraction(traffic[waves], waves)
@@ -372,5 +372,5 @@ def time_sliced_least_ns(
 
     The other parameters are as in `sim.machine.device.Device`.
     """
-    here = (job.device_of == job.machine.device_index(device.name)) & ~job.meets
-    return -(-int(np.sum(duration_ns[here] * runs[here])) // streams)
+    on_device = (job.device_of == job.machine.device_index(device.name)) & ~job.meets
+    return -(-int(np.sum(duration_ns[on_device] * runs[on_device])) // streams)

@@ -47,7 +47,7 @@ from sim.machine.machine import Machine
 #     node3/gpu5    of `nodes: 16`: on node3
 #     rank3/gpu0    a rank of a recorded job, of which nobody wrote down where it was: on none
 
-_NODE: Final = re.compile(r"node\d+(?=/)")
+_NODE_PREFIX: Final = re.compile(r"node\d+(?=/)")
 
 
 def node_of(name: str) -> str:
@@ -58,8 +58,8 @@ def node_of(name: str) -> str:
     >>> node_of("node3/gpu5"), node_of("rank3/gpu0"), node_of("gpu0")
     ('node3', '', '')
     """
-    found = _NODE.match(name)
-    return "" if found is None else found[0]
+    match = _NODE_PREFIX.match(name)
+    return "" if match is None else match[0]
 
 
 def by_node(call: Call, machine: Machine) -> list[list[int]]:
@@ -119,7 +119,7 @@ def ring_order(call: Call, machine: Machine) -> IntArray:
     order = _by_rails(call, machine) if call.kind in _IN_ANY_ORDER else list(range(len(call.ranks)))
     sides = _sides(call.ranks, machine)
     if len(sides) > 1:
-        order = min(order, _around(sides), key=lambda each: _hops(each, call.ranks, machine))
+        order = min(order, _around(sides), key=lambda ring: _hops(ring, call.ranks, machine))
     root = call.ranks.index(call.root) if call.root in call.ranks else 0
     return np.roll(order, root - order.index(root))
 
@@ -127,7 +127,7 @@ def ring_order(call: Call, machine: Machine) -> IntArray:
 def _by_rails(call: Call, machine: Machine) -> list[int]:
     nodes = by_node(call, machine)
     turned = 1 < len(nodes) < len(call.ranks)
-    return [position for k, here in enumerate(nodes) for position in _turn(here, k if turned else 0)]
+    return [position for k, node in enumerate(nodes) for position in _turn(node, k if turned else 0)]
 
 
 def _turn(row: list[int], k: int) -> list[int]:
@@ -176,7 +176,7 @@ def _snake(sides: list[_Side]) -> list[int]:
     """Return the positions along a path from neighbour to neighbour."""
     path = [0]
     for size, stride, _ in reversed(sides):
-        path = [k * stride + place for k in range(size) for place in _turn(path, k)]
+        path = [k * stride + position for k in range(size) for position in _turn(path, k)]
     return path
 
 
@@ -219,10 +219,10 @@ class RunBy(NamedTuple):
     times: _Times
 
 
-_ALL: Final = "auto"
+_AUTO: Final = "auto"
 
-_FEW: Final = 32
-"""More ranks do not send to one another all at once unless they are told to: messages would be too many."""
+_MOST_DIRECT_RANKS: Final = 32
+"""Above this, ``auto`` does not let all ranks send to one another at once: messages would be too many."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class Formula:
         """Refuse a group that has no effect, and one of unknown size."""
         if self.algorithm == "hierarchical" and self.group is None:
             raise InputError("the algorithm hierarchical needs the option group: how many ranks form one")
-        if self.group is not None and self.algorithm not in ("hierarchical", _ALL):
+        if self.group is not None and self.algorithm not in ("hierarchical", _AUTO):
             raise InputError(f"it has no effect with algorithm: {self.algorithm}", path=("group",))
 
     def time_ns(self, call: Call, machine: Machine) -> int:
@@ -284,7 +284,7 @@ class Formula:
             forms = self._forms(call, machine).items()
             timed = [RunBy(name, steps, self._times(steps, call, machine)) for name, steps in forms]
             self._known[key] = machine, timed
-        return min(self._known[key][1], key=lambda each: _total(each.times, call.nbytes))
+        return min(self._known[key][1], key=lambda run: _total(run.times, call.nbytes))
 
     def _forms(self, call: Call, machine: Machine) -> dict[str, Steps]:
         """Return the algorithms that may run a call, and the steps of each."""
@@ -296,14 +296,14 @@ class Formula:
         names: tuple[str, ...] = (self.algorithm,)
         if call.kind in ("send", "recv"):
             names = ("direct",)
-        elif self.algorithm == _ALL:
-            names = tuple(name for name in ALGORITHMS if name != "direct" or n <= _FEW)
+        elif self.algorithm == _AUTO:
+            names = tuple(name for name in ALGORITHMS if name != "direct" or n <= _MOST_DIRECT_RANKS)
         for some in (names, ("ring",), ("direct",)):
-            found = {name: steps for name in some if (steps := form(name)) is not None}
-            if "ring" in found:
-                found["ring"] = _in_order(found["ring"], ring_order(call, machine))
-            if found:
-                return found
+            forms = {name: steps for name in some if (steps := form(name)) is not None}
+            if "ring" in forms:
+                forms["ring"] = _in_order(forms["ring"], ring_order(call, machine))
+            if forms:
+                return forms
         raise InputError(f"nothing is known of how ranks carry out a {call.kind}; give it a duration")
 
     def _times(self, steps: Steps, call: Call, machine: Machine) -> _Times:
@@ -313,7 +313,7 @@ class Formula:
 
     def _slowest(self, step: CollectiveStep, ranks: tuple[int, ...], machine: Machine) -> list[_Part]:
         """Return what may be slowest: each message of a step, and each link that they crowd."""
-        found: dict[Hashable, _Part] = {}  # by the numbers of which they are made: most messages are alike
+        parts: dict[Hashable, _Part] = {}  # by the numbers of which they are made: most messages are alike
         users: dict[Hashable, list[_Part]] = {}
         for a, b, share in zip(step.source.tolist(), step.destination.tolist(), step.shares, strict=True):
             links = [(k, machine.links[k]) for k in machine.route(ranks[a], ranks[b])]
@@ -333,31 +333,32 @@ class Formula:
             queues = tuple([(link.bandwidth_bytes_per_s, link.chunk_bytes) for link in fifo])
             queues += ((min(limits), None),) if fifo and limits else ()
             key = latency_ns, slowest, queues, share
-            if (part := found.get(key)) is None:
-                part = found[key] = _alone(latency_ns, slowest, queues, share)
-            for what in rates:
-                users.setdefault(what, []).append(part)
-        for what, messages in users.items():
-            sharing = machine.links[what].sharing if isinstance(what, int) else "shared"
+            if (part := parts.get(key)) is None:
+                part = parts[key] = _lone_message(latency_ns, slowest, queues, share)
+            for channel in rates:
+                users.setdefault(channel, []).append(part)
+        for channel, messages in users.items():
+            link_used = machine.links[channel] if isinstance(channel, int) else None
+            sharing = link_used.sharing if link_used else "shared"
             if len(messages) > 1 and sharing == "serial":  # one after the other, latencies included
-                whole = sum((each.per_byte for each in messages), Fraction(0))
-                found[what] = _Part(sum(each.latency_ns for each in messages), whole)
+                per_byte = sum((message.per_byte for message in messages), Fraction(0))
+                parts[channel] = _Part(sum(message.latency_ns for message in messages), per_byte)
             elif len(messages) > 1 and sharing in ("shared", "fifo"):
-                rate = machine.links[what].bandwidth_bytes_per_s if isinstance(what, int) else self.bandwidth
-                alike, times = {id(each): each for each in messages}, Counter(map(id, messages))
-                latest = max(alike.values(), key=lambda each: (each.latency_ns, each.again))
+                rate = link_used.bandwidth_bytes_per_s if link_used else self.bandwidth
+                alike, times = {id(message): message for message in messages}, Counter(map(id, messages))
+                latest = max(alike.values(), key=lambda message: (message.latency_ns, message.again))
                 shares = sum((n * alike[k].share for k, n in times.items()), Fraction(0))
-                if (crowd := (id(latest), rate, shares)) not in found:
-                    found[crowd] = latest._replace(per_byte=shares * NS_PER_S / Fraction(rate or 1))
-        return list(found.values())
+                if (crowd := (id(latest), rate, shares)) not in parts:
+                    parts[crowd] = latest._replace(per_byte=shares * NS_PER_S / Fraction(rate or 1))
+        return list(parts.values())
 
 
 def _ranks_of_a_node(call: Call, machine: Machine) -> int:
     """Return how many neighbouring ranks are on each node; 0: not equally many, or all on one."""
     nodes = by_node(call, machine)
-    each = len(nodes[0])
-    alike = all(here == list(range(k * each, (k + 1) * each)) for k, here in enumerate(nodes))
-    return each if alike and 1 < each < len(call.ranks) else 0
+    per_node = len(nodes[0])
+    alike = all(node == list(range(k * per_node, (k + 1) * per_node)) for k, node in enumerate(nodes))
+    return per_node if alike and 1 < per_node < len(call.ranks) else 0
 
 
 def _in_order(steps: Steps, order: IntArray) -> Steps:
@@ -365,16 +366,16 @@ def _in_order(steps: Steps, order: IntArray) -> Steps:
     return [step._replace(source=order[step.source], destination=order[step.destination]) for step in steps]
 
 
-def _alone(
+def _lone_message(
     latency_ns: int, slowest: int | None, queues: tuple[tuple[int | None, int | None], ...], share: Fraction
 ) -> _Part:
-    """Return how long a message takes that meets no other; `queues` have (bytes/s, bytes of a chunk)."""
+    """Return the time of a message that shares no link; `queues` have (bytes/s, bytes of a chunk)."""
     per_byte = Fraction(0) if slowest is None else share * NS_PER_S / slowest
-    each = [Fraction(NS_PER_S, rate) for rate, _ in queues if rate]
-    if len(each) < 2:
+    queue_ns = [Fraction(NS_PER_S, rate) for rate, _ in queues if rate]
+    if len(queue_ns) < 2:
         return _Part(latency_ns, per_byte, share=share)
     first = min((chunk for _, chunk in queues if chunk is not None), default=None)
-    return _Part(latency_ns, per_byte, sum(each, Fraction(0)) - max(each), first, share)
+    return _Part(latency_ns, per_byte, sum(queue_ns, Fraction(0)) - max(queue_ns), first, share)
 
 
 def _total(times: _Times, nbytes: int) -> Fraction:
@@ -443,12 +444,12 @@ class _Carrier:
 
 
 class _Messages:
-    """The messages of each rank in a step, as sender and as receiver: which they are, by their place."""
+    """The messages of a step, and the indices of those that each rank sends or receives."""
 
     def __init__(self, step: CollectiveStep, nbytes: int) -> None:
         self.nbytes = [ceil(share * nbytes) for share in step.shares]
         self.ends = list(zip(step.source.tolist(), step.destination.tolist(), strict=True))
-        self.of = group_pairs((rank, k) for k, ends in enumerate(self.ends) for rank in ends)
+        self.by_rank = group_pairs((rank, k) for k, ends in enumerate(self.ends) for rank in ends)
 
 
 class _Run:
@@ -461,14 +462,14 @@ class _Run:
         self._going: list[tuple[int, int]] = []  # messages that begin at this instant
         self._step = [0] * len(call.ranks)  # of each rank
         self._left = [0] * len(call.ranks)  # messages of that step
-        self._ready: set[tuple[int, int]] = set()  # step and place of messages for which one end is ready
+        self._ready: set[tuple[int, int]] = set()  # step and index of messages for which one end is ready
         self._under_way = len(call.ranks)
 
     def begin(self) -> None:
         for rank in range(len(self._ranks)):
-            self._enter(rank)
+            self._enter_step(rank)
 
-    def _go(self) -> None:
+    def _send_ready(self) -> None:
         """Send the messages of an instant in the algorithm's order, in which not all go to one rank first."""
         messages, self._going = sorted(self._going), []
         for number, k in messages:
@@ -476,18 +477,18 @@ class _Run:
             source, destination = (self._ranks[end] for end in part.ends[k])
             self._carrier.send(source, destination, part.nbytes[k], partial(self._on_arrival, *part.ends[k]))
 
-    def _enter(self, rank: int) -> None:
+    def _enter_step(self, rank: int) -> None:
         """Begin the next step in which a rank has messages; each goes when its other end is there, too."""
         while self._step[rank] < len(self._parts):
             number = self._step[rank]
-            mine = self._parts[number].of.get(rank, ())
-            self._left[rank] = len(mine)
-            if mine:
-                both = [(number, k) for k in mine if (number, k) in self._ready]
-                self._ready ^= {(number, k) for k in mine}
-                if both and not self._going:
-                    self._carrier.context.when_settled(self._go)
-                self._going += both
+            messages = self._parts[number].by_rank.get(rank, ())
+            self._left[rank] = len(messages)
+            if messages:
+                ready = [(number, k) for k in messages if (number, k) in self._ready]
+                self._ready ^= {(number, k) for k in messages}
+                if ready and not self._going:
+                    self._carrier.context.when_settled(self._send_ready)
+                self._going += ready
                 return
             self._step[rank] += 1
         self._under_way -= 1
@@ -499,4 +500,4 @@ class _Run:
             self._left[rank] -= 1
             if not self._left[rank]:
                 self._step[rank] += 1
-                self._enter(rank)
+                self._enter_step(rank)

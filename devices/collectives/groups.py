@@ -90,15 +90,15 @@ class Fabric:
 
     def hop_ns(self, kind: CollectiveKind) -> float:
         """Return the latency of a message."""
-        return _of(self.latency_ns, kind, 0, 0.0)
+        return _rate_for(self.latency_ns, kind, 0, 0.0)
 
     def call_ns(self, kind: CollectiveKind, ranks: int) -> float:
         """Return what a call takes besides its messages."""
-        return _of(self.fixed_ns, kind, ranks, 0.0)
+        return _rate_for(self.fixed_ns, kind, ranks, 0.0)
 
     def rate(self, kind: CollectiveKind, ranks: int) -> float:
         """Return how many bytes/s of a rank pass."""
-        return self.bandwidth * _of(self.efficiency, kind, ranks, 1.0)
+        return self.bandwidth * _rate_for(self.efficiency, kind, ranks, 1.0)
 
     def time_ns(self, kind: CollectiveKind, nbytes: int, ranks: int) -> float:
         """Return the time of a collective whose ranks this connects."""
@@ -107,7 +107,7 @@ class Fabric:
         return steps * self.hop_ns(kind) + self.call_ns(kind, ranks) + sent
 
 
-def _of(table: Mapping[str, float], kind: CollectiveKind, ranks: int, usual: float) -> float:
+def _rate_for(table: Mapping[str, float], kind: CollectiveKind, ranks: int, usual: float) -> float:
     """Return the number of a kind among so many ranks, else of the kind, else of all others."""
     names = (f"{kind}/{ranks}", kind, f"default/{ranks}", "default")
     return next((table[name] for name in names if name in table), usual)
@@ -151,18 +151,18 @@ class NodeFabrics:
         return min(way.latency_ns + carried / min(way.part * rate, way.most) * NS_PER_S for way in ways)
 
     def _ways(self, kind: CollectiveKind, group: RankGroup) -> Iterator[_Way]:
-        n, nodes, here = group.size, group.nodes, group.per_node
-        fixed, inside, across = (
+        n, nodes, per_node = group.size, group.nodes, group.per_node
+        fixed, node_ns, between_ns = (
             self.between.call_ns(kind, n), self.node.hop_ns(kind), self.between.hop_ns(kind)
         )  # fmt: skip
         if kind == "send":
-            yield _Way(fixed + across)
+            yield _Way(fixed + between_ns)
         elif kind == "all_to_all":
-            yield _Way(fixed + (here - 1) * inside + (n - here) * across)
+            yield _Way(fixed + (per_node - 1) * node_ns + (n - per_node) * between_ns)
         else:
-            yield _Way(fixed + _ROUNDS[kind] * ((n - nodes) * inside + (nodes - 1) * across))
+            yield _Way(fixed + _ROUNDS[kind] * ((n - nodes) * node_ns + (nodes - 1) * between_ns))
         if kind == "all_reduce":
-            hops = (here - 1) * inside + (nodes.bit_length() - 1) * across
+            hops = (per_node - 1) * node_ns + (nodes.bit_length() - 1) * between_ns
             yield _Way(fixed + 2 * hops, TREE_PART * (n - 1) / n)  # it sends all of S twice
 
 
@@ -182,13 +182,13 @@ def _nccl_ways(kind: CollectiveKind, group: RankGroup) -> tuple[_Way, ...]:
     """
     if kind in ("all_to_all", "send"):  # directly, to all at once
         return (_Way(1000 * (LATENCY_US["ring"]["base"][-1] + LATENCY_US["ring"]["net"][-1])),)
-    most = {"ll": 1e9 * NETWORK_LL[False][min(group.nodes, 3) - 2]}
-    less = {"ring": 1.0, "tree": (group.size - 1) / group.size}  # a tree sends all of S twice
+    limits = {"ll": 1e9 * NETWORK_LL[False][min(group.nodes, 3) - 2]}
+    traffic = {"ring": 1.0, "tree": (group.size - 1) / group.size}  # a tree sends all of S twice
     return tuple(
         _Way(
             1000 * latency_us(kind, algorithm, protocol, group.size, group.nodes),
-            part * (TREE_PART if algorithm == "tree" else 1) * less[algorithm],
-            most.get(protocol, math.inf) * less[algorithm],
+            part * (TREE_PART if algorithm == "tree" else 1) * traffic[algorithm],
+            limits.get(protocol, math.inf) * traffic[algorithm],
         )
         for algorithm in (("ring", "tree") if kind == "all_reduce" else ("ring",))
         for protocol, part in zip(PROTOCOLS, BANDWIDTH_PARTS[algorithm], strict=True)

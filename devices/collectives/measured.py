@@ -77,61 +77,61 @@ def read_measurements(
         raise InputError(f"{path}: is empty; a table has a line of names and one for each measurement")
     if not all(name.isprintable() for name in header):
         raise InputError(f"{path}: is no table; its first line should name the columns")
-    at = _columns(path, header, columns or {})
+    column_of = _columns(path, header, columns or {})
     chosen = dict(where or {})
     if dtype is not None:
-        if "dtype" not in at:
+        if "dtype" not in column_of:
             raise InputError(f"{path}: has no column of types, so dtype: {dtype} has no meaning")
-        chosen[at["dtype"]] = dtype
+        chosen[column_of["dtype"]] = dtype
     for name in chosen:
         if name not in header:
             raise InputError(f"{path}: has no column {name!r}{hint(name, header)}", path=("where",))
-    found = group_pairs(
-        _measurement(place, row, at)
-        for place, row in rows
+    measured = group_pairs(
+        _measurement(line, row, column_of)
+        for line, row in rows
         if all(row[name] == str(value) for name, value in chosen.items())
     )
-    if not found:
+    if not measured:
         for name, value in chosen.items():
-            known = {row[name] for _, row in rows}
-            if str(value) not in known:
-                raise InputError(f"{path}: no row has {name} {value!r}{hint(str(value), known)}")
+            values = {row[name] for _, row in rows}
+            if str(value) not in values:
+                raise InputError(f"{path}: no row has {name} {value!r}{hint(str(value), values)}")
         raise InputError(f"{path}: has no rows" + (" with all that was asked for" if chosen else ""))
-    _check_alike(path, found)
+    _check_alike(path, measured)
     return group_pairs(
         ((kind, ranks), (nbytes, sum(us for us, _ in alike) / len(alike)))
-        for (kind, ranks, nbytes), alike in sorted(found.items())
+        for (kind, ranks, nbytes), alike in sorted(measured.items())
     )
 
 
-def _columns(path: str | Path, header: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+def _columns(path: str | Path, header: Sequence[str], chosen: Mapping[str, str]) -> dict[str, str]:
     """Return each role's column."""
-    for role, name in given.items():
+    for role, name in chosen.items():
         if role not in ROLES:
             raise UnknownNameError("column's role", role, ROLES)
         if name not in header:
             raise InputError(f"{path}: has no column {name!r}{hint(name, header)}", path=("columns", role))
-    known = {role: next((name for name in names if name in header), "") for role, names in ROLES.items()}
-    at: dict[str, str] = {}
+    usual = {role: next((name for name in names if name in header), "") for role, names in ROLES.items()}
+    column_of: dict[str, str] = {}
     for roles in (("op",), ("ranks",), ("bytes", "elements"), ("time_us", "time_ms"), ("dtype",)):
-        told = [role for role in roles if role in given] or [role for role in roles if known[role]]
-        columns = {role: given.get(role, known[role]) for role in told}
-        if told == ["time_us", "time_ms"]:
+        present = [role for role in roles if role in chosen] or [role for role in roles if usual[role]]
+        columns = {role: chosen.get(role, usual[role]) for role in present}
+        if present == ["time_us", "time_ms"]:
             us, ms = columns.values()
             raise InputError(
                 f"{path}: both {us!r} and {ms!r} are times; say columns: {{time_us: {us}}}", path=("columns",)
             )
-        if told:
-            at[told[0]] = columns[told[0]]
+        if present:
+            column_of[present[0]] = columns[present[0]]
         elif roles != ("dtype",):
             raise InputError(
                 f"{path}: which column is {' or '.join(roles)}? It has {', '.join(header)}; "
                 f"say columns: {{{roles[0]}: NAME}}",
                 path=("columns",),
             )
-    if "elements" in at and "dtype" not in at:
+    if "elements" in column_of and "dtype" not in column_of:
         raise InputError(f"{path}: sizes count elements, and no column says their type; say columns: dtype")
-    return at
+    return column_of
 
 
 _Row = tuple[float, Mapping[str, str]]
@@ -139,38 +139,38 @@ _Row = tuple[float, Mapping[str, str]]
 
 
 def _measurement(
-    place: str, row: Mapping[str, str], at: Mapping[str, str]
+    line: str, row: Mapping[str, str], column_of: Mapping[str, str]
 ) -> tuple[tuple[str, int, int], _Row]:
     """Return kind, ranks and bytes of a line, and its measurement."""
-    kind = row[at["op"]].lower().replace("-", "_")
+    kind = row[column_of["op"]].lower().replace("-", "_")
     kind = {"alltoall": "all_to_all", "allreduce": "all_reduce", "allgather": "all_gather",
             "reducescatter": "reduce_scatter", "sendrecv": "send"}.get(kind, kind)  # fmt: skip
-    size_in = "bytes" if "bytes" in at else "elements"
-    time_in = "time_us" if "time_us" in at else "time_ms"
-    given = [row[at[role]] for role in ("ranks", size_in, time_in)]
+    size_in = "bytes" if "bytes" in column_of else "elements"
+    time_in = "time_us" if "time_us" in column_of else "time_ms"
+    values = [row[column_of[role]] for role in ("ranks", size_in, time_in)]
     try:
-        ranks, size = int(given[0]), int(given[1])
-        us = float(given[2]) * (1 if time_in == "time_us" else 1000)
+        ranks, size = int(values[0]), int(values[1])
+        us = float(values[2]) * (1 if time_in == "time_us" else 1000)
     except ValueError:
-        what = f"ranks and {size_in} are whole numbers, {time_in} is a number"
-        raise InputError(f"{place}: {', '.join(map(repr, given))} is no measurement; {what}") from None
-    if "elements" in at:
-        with error_path(place):
-            size = size * dtype_bits(dtype_name(row[at["dtype"]])) // 8
+        rule = f"ranks and {size_in} are whole numbers, {time_in} is a number"
+        raise InputError(f"{line}: {', '.join(map(repr, values))} is no measurement; {rule}") from None
+    if "elements" in column_of:
+        with error_path(line):
+            size = size * dtype_bits(dtype_name(row[column_of["dtype"]])) // 8
     if ranks < 1 or size < 0 or not 0 < us * 1000 < LATEST_NS:
-        raise InputError(f"{place}: {ranks} ranks, {size} bytes, {us} us is no measurement")
+        raise InputError(f"{line}: {ranks} ranks, {size} bytes, {us} us is no measurement")
     return (kind, ranks, size), (us, row)
 
 
-def _check_alike(path: str | Path, found: Mapping[tuple[str, int, int], Sequence[_Row]]) -> None:
+def _check_alike(path: str | Path, measured: Mapping[tuple[str, int, int], Sequence[_Row]]) -> None:
     """Refuse rows of one size that are not repetitions: they differ in words."""
-    for (kind, ranks, nbytes), rows in found.items():
+    for (kind, ranks, nbytes), rows in measured.items():
         for name in rows[0][1]:
             values = sorted({row[name] for _, row in rows})
             if len(values) > 1 and not all(map(_is_number, values)):
-                what = f"{len(rows)} rows for {kind} of {nbytes} bytes on {ranks} ranks differ in {name}"
+                problem = f"{len(rows)} rows for {kind} of {nbytes} bytes on {ranks} ranks differ in {name}"
                 choose = f"choose one, with where: {{{name}: {values[0]}}}"
-                raise InputError(f"{path}: {what}: {', '.join(values[:6])}; {choose}")
+                raise InputError(f"{path}: {problem}: {', '.join(values[:6])}; {choose}")
 
 
 def _is_number(text: str) -> bool:

@@ -67,28 +67,28 @@ def amounts(kind: str, ranks: int, nbytes: int, choice: NcclChoice) -> dict[str,
         raise InputError(f"nobody measured a {kind} by {choice.algorithm}, so nothing is fitted to it")
     n, kb, protocol = ranks, nbytes / 1000, choice.protocol
     if choice.algorithm == "direct":
-        peers, own = (n - 1, kb / n) if kind == "all_to_all" else (1, 0)
-        sent = kb - own
+        peers, own_kb = (n - 1, kb / n) if kind == "all_to_all" else (1, 0)
+        sent = kb - own_kb
         return {
             f"exchange start {protocol}": 1,
             "exchange peer": peers,
-            "exchange own": own,
+            "exchange own": own_kb,
             f"exchange channel {protocol}": sent / choice.channels,
             "exchange first": sent / kb * min(kb, _FIRST_KB) if kb else 0,
             "exchange": sent * (2 if protocol == "ll" else 1),
         }
     if choice.algorithm == "nvls":
-        both = 1 + 1 / n
-        return {"nvls start": 1, "nvls first": both * min(kb, _FIRST_KB), "nvls": both * kb}
+        traffic = 1 + 1 / n
+        return {"nvls start": 1, "nvls first": traffic * min(kb, _FIRST_KB), "nvls": traffic * kb}
     rounds = RING_ROUNDS[kind]
     sent = rounds * (n - 1) / n * kb
-    found = {
+    needs = {
         "launch": 1,
         f"hop {protocol}": rounds * (n - 1),
         f"channel {protocol}": sent / choice.channels,
         "own": kb / n,
     }
-    return found | {"ll": {"link ll": sent}, "simple": {"start simple": 1.0}}.get(protocol, {})
+    return needs | {"ll": {"link ll": sent}, "simple": {"start simple": 1.0}}.get(protocol, {})
 
 
 def taken_us(kind: str, ranks: int, nbytes: int, choice: NcclChoice, rates: Mapping[str, float]) -> float:
@@ -238,21 +238,21 @@ class Nccl:
             )
         per_node = tuple(sorted(map(len, on_node.values())))
         if per_node[-1] > MOST_PER_NODE:
-            most = f"{per_node[-1]} ranks on a node are more than the 8 that are modelled"
-            raise InputError(f"{most}; say per_node, if neighbours are on nodes of their own")
+            problem = f"{per_node[-1]} ranks on a node are more than the 8 that are modelled"
+            raise InputError(f"{problem}; say per_node, if neighbours are on nodes of their own")
         return tuner_of(name, per_node, self.nvls)
 
     def _node_of(self, machine: Machine) -> dict[int, int]:
         """Return the node of each GPU."""
         if id(machine) not in self._nodes:
-            gpus = [d for d, device in enumerate(machine.devices) if device.kind == "gpu"]
-            names = [node_of(machine.devices[d].name) for d in gpus]
+            gpus = [rank for rank, device in enumerate(machine.devices) if device.kind == "gpu"]
+            names = [node_of(machine.devices[rank].name) for rank in gpus]
             if self.per_node is None and any(names):
                 number = {name: k for k, name in enumerate(dict.fromkeys(names))}
-                found = {d: number[name] for d, name in zip(gpus, names, strict=True)}
+                nodes = {rank: number[name] for rank, name in zip(gpus, names, strict=True)}
             else:
-                found = {d: k // (self.per_node or MOST_PER_NODE) for k, d in enumerate(gpus)}
-            self._nodes[id(machine)] = machine, found
+                nodes = {rank: k // (self.per_node or MOST_PER_NODE) for k, rank in enumerate(gpus)}
+            self._nodes[id(machine)] = machine, nodes
         return self._nodes[id(machine)][1]
 
 
@@ -267,14 +267,14 @@ def over_a_host(machine: Machine, ranks: Sequence[int]) -> str | None:
 
 def _recognise_generation(call: Call, machine: Machine) -> str:
     """Return the generation of the ranks' GPUs, by their SMs."""
-    found = {machine.devices[rank].details.sms for rank in call.ranks}
-    sms = found.pop()
+    counts = {machine.devices[rank].details.sms for rank in call.ranks}
+    sms = counts.pop()
     for name, gpu in GENERATIONS.items():
-        if not found and sms in gpu.sms:
+        if not counts and sms in gpu.sms:
             return name
-    known = ", ".join(f"{name} ({gpu.sms[0]})" for name, gpu in GENERATIONS.items())
-    what = "they have different numbers of SMs" if found else f"they have {sms or 'no'} SMs"
-    raise InputError(f"nothing is known of the ranks' GPUs: {what}; known: {known}; say gpu: NAME")
+    generations = ", ".join(f"{name} ({gpu.sms[0]})" for name, gpu in GENERATIONS.items())
+    reason = "they have different numbers of SMs" if counts else f"they have {sms or 'no'} SMs"
+    raise InputError(f"nothing is known of the ranks' GPUs: {reason}; known: {generations}; say gpu: NAME")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -312,11 +312,11 @@ def make_collectives(spec: object, origin: Origin = NOWHERE) -> CollectiveModel:
         if not isinstance(name, str):
             raise InputError(f"{name!r} is no name of a model")
         make = origin.lookup("sim.collectives", name)
-        taken = parameters(make)
-    more = {"origin": origin} if taken.pop("origin", None) else {}  # for files that it names
-    made: CollectiveModel = make(**arguments(f"the model {name!r} of collectives", taken, options), **more)
-    require_call(f"what the model {name!r} of collectives makes", made, "call", "machine", method="time_ns")
-    return made
+        known = parameters(make)
+    more = {"origin": origin} if known.pop("origin", None) else {}  # for files that it names
+    model: CollectiveModel = make(**arguments(f"the model {name!r} of collectives", known, options), **more)
+    require_call(f"what the model {name!r} of collectives makes", model, "call", "machine", method="time_ns")
+    return model
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -354,11 +354,11 @@ class OfPreset:
     def told(self) -> str:
         """Which model it is, in a line for whoever did not choose it."""
         if self.nccl is not None:
-            what = f"NCCL 2.30's choice and times on {self.nccl.gpu}"
+            choice = f"NCCL 2.30's choice and times on {self.nccl.gpu}"
         else:
-            what = "the fastest algorithm by latency and bandwidth of the links"
-            what += f" ({self.because})" if self.because else ""
-        return f"collectives take {what}; machine.collectives chooses another model"
+            choice = "the fastest algorithm by latency and bandwidth of the links"
+            choice += f" ({self.because})" if self.because else ""
+        return f"collectives take {choice}; machine.collectives chooses another model"
 
     def time_ns(self, call: Call, machine: Machine) -> int:
         """Return the ns that a call takes once all its ranks are there."""

@@ -116,7 +116,7 @@ NETWORK_LL: Final = {False: (39.0, 20.4), True: (22.5, 19.0)}
 MOST_PER_NODE: Final = 8
 """GPUs of the nodes that are known."""
 
-_MOST: Final = 64
+_MOST_CHANNELS: Final = 64
 """Channels of a communicator (``MAXCHANNELS``)."""
 
 
@@ -167,18 +167,18 @@ def search(gpu: Generation, per_node: Sequence[int]) -> SearchResult:
     (Channels(number=12, inside=30.0, between=30.0), Channels(number=8, inside=40, between=60), 24)
     """
     several = len(per_node) > 1
-    each = [(_among_nodes if several else _in_a_node)(gpu, n) for n in sorted(set(per_node))]
+    results = [(_among_nodes if several else _in_a_node)(gpu, n) for n in sorted(set(per_node))]
     ring, tree, nvls = (
-        Channels(*map(min, zip(*channels, strict=True))) for channels in zip(*each, strict=True)
+        Channels(*map(min, zip(*channels, strict=True))) for channels in zip(*results, strict=True)
     )  # the weakest
     count = min(ring.number, tree.number)
     ring, tree = ring._replace(number=count), tree._replace(number=count)
-    made = min(_MOST, 2 * count)
-    if gpu.capability >= 90 and several and ring.inside > 45 and made < 16:
-        made *= 2  # four channels for each one found
-    alone = max(per_node) == 1
+    total = min(_MOST_CHANNELS, 2 * count)
+    if gpu.capability >= 90 and several and ring.inside > 45 and total < 16:
+        total *= 2  # four channels for each one found
+    one_per_node = max(per_node) == 1
     simple_tree = several and (gpu.capability >= 90 or min(per_node) == 1)
-    return SearchResult(ring, tree, nvls, simple_tree, not several or alone, made)
+    return SearchResult(ring, tree, nvls, simple_tree, not several or one_per_node, total)
 
 
 def _in_a_node(gpu: Generation, n: int) -> tuple[Channels, Channels, Channels]:
@@ -187,7 +187,7 @@ def _in_a_node(gpu: Generation, n: int) -> tuple[Channels, Channels, Channels]:
     for speed in gpu.speeds:
         if best.number and speed / best.inside <= 0.49:
             break
-        count = min(_MOST // 2, round(total * 1000) // round(speed * 1000))
+        count = min(_MOST_CHANNELS // 2, round(total * 1000) // round(speed * 1000))
         if count * speed > best.number * best.inside:
             best = Channels(count, speed, speed)
         if best.number * best.between >= total:
@@ -202,34 +202,34 @@ def _in_a_node(gpu: Generation, n: int) -> tuple[Channels, Channels, Channels]:
 def _among_nodes(gpu: Generation, n: int) -> tuple[Channels, Channels, Channels]:
     ring = _double_channels(gpu, Channels(n, gpu.network, gpu.network))
     speeds = gpu.network_speeds
-    at, inside = speeds.index(ring.between), ring.between
-    while at > 0 and inside < 2 * ring.between and ring.number * (n - 1) / n * speeds[at - 1] <= gpu.nvlink:
-        at -= 1
-        inside = speeds[at]
+    k, inside = speeds.index(ring.between), ring.between
+    while k > 0 and inside < 2 * ring.between and ring.number * (n - 1) / n * speeds[k - 1] <= gpu.nvlink:
+        k -= 1
+        inside = speeds[k]
     return ring, Channels(ring.number, inside, ring.between), _nvls(gpu, n, speeds, gpu.network)
 
 
-def _double_channels(gpu: Generation, found: Channels) -> Channels:
+def _double_channels(gpu: Generation, channels: Channels) -> Channels:
     """Return twice as many channels of half the speed, where they are few and fast."""
-    few = found.number <= 4 or gpu.capability <= 80
-    if found.inside < 25 or (found.inside < 50 and not few):
-        return found
-    return Channels(2 * found.number, found.inside / 2, found.between / 2)
+    few = channels.number <= 4 or gpu.capability <= 80
+    if channels.inside < 25 or (channels.inside < 50 and not few):
+        return channels
+    return Channels(2 * channels.number, channels.inside / 2, channels.between / 2)
 
 
 def _nvls(gpu: Generation, n: int, speeds: Sequence[float], network: float | None) -> Channels:
     """Return a channel for each GPU: all send to each head, the head itself twice."""
     if gpu.capability < 90 or n < 2:
         return Channels(0, 0, 0)
-    at = next(
+    index = next(
         k
         for k, speed in enumerate(speeds)
         if (n + 1) * speed <= gpu.nvlink and (network is None or speed <= network)
     )
-    inside = between = speeds[at]
-    while at > 0 and between < 2 * inside and (network is None or speeds[at - 1] <= network):
-        at -= 1
-        between = speeds[at]
+    inside = between = speeds[index]
+    while index > 0 and between < 2 * inside and (network is None or speeds[index - 1] <= network):
+        index -= 1
+        between = speeds[index]
     return Channels(n, inside, between)
 
 
@@ -238,7 +238,7 @@ def _nvls(gpu: Generation, n: int, speeds: Sequence[float], network: float | Non
 TUNED: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 """Kinds for which NCCL chooses; `all_to_all`, `send` and `recv` have a way of their own."""
 
-_OF_KIND: Final = {
+_ALGORITHMS: Final = {
     "all_reduce": ("tree", "ring", "nvls", "nvls-tree"),
     "all_gather": ("ring", "nvls", "pat"),
     "reduce_scatter": ("ring", "nvls", "pat"),
@@ -247,7 +247,7 @@ _OF_KIND: Final = {
 }
 _LL_MESSAGE: Final = 16384
 """Most bytes that a channel sends to a peer with protocol LL (``NCCL_P2P_LL_THRESHOLD``)."""
-_PER_CHANNEL_TRAFFIC: Final = 32768
+_CHANNEL_TRAFFIC: Final = 32768
 """Bytes that make one more channel worth it when it is launched (``MinTrafficPerChannel``)."""
 
 
@@ -350,35 +350,35 @@ class NcclTuner:
         """Return GB/s of the whole call (``ncclTopoTuneModel``); 0: this way is not taken."""
         gpu, found, n, nodes = self.gpu, self.found, self.ranks, len(self.per_node)
         simple, in_switch = protocol == "simple", algorithm in ("nvls", "nvls-tree")
-        if algorithm not in _OF_KIND[kind] or (not simple and (in_switch or algorithm == "pat")):
+        if algorithm not in _ALGORITHMS[kind] or (not simple and (in_switch or algorithm == "pat")):
             return 0.0
         if {"nvls": nodes > 1, "nvls-tree": nodes == 1, "pat": nodes != n}.get(algorithm, False):
             return 0.0
         k = min(nodes, 3) - 1
-        at = {"ring": found.ring, "nvls": found.nvls, "nvls-tree": found.nvls}.get(algorithm, found.tree)
-        each = at.inside if nodes <= 2 else at.between
+        way = {"ring": found.ring, "nvls": found.nvls, "nvls-tree": found.nvls}.get(algorithm, found.tree)
+        speed = way.inside if nodes <= 2 else way.between
         if in_switch:
-            if at.number < 2 or not self.nvls:
+            if way.number < 2 or not self.nvls:
                 return 0.0
-            here = n / nodes
-            inside = at.inside * gpu.nvls_efficiency * (at.number - 1) / at.number
-            inside *= 2 if kind == "all_reduce" else (here - 1) / here
+            per_node = n / nodes
+            inside = way.inside * gpu.nvls_efficiency * (way.number - 1) / way.number
+            inside *= 2 if kind == "all_reduce" else (per_node - 1) / per_node
             twice = 2 if algorithm == "nvls-tree" and nodes <= 2 else 1
-            each = min(inside, at.between * twice)
+            speed = min(inside, way.between * twice)
             if algorithm == "nvls-tree":
-                each = min(each, gpu.nvls_tree[k])
-        bus = at.number * each
+                speed = min(speed, gpu.nvls_tree[k])
+        bus = way.number * speed
         if algorithm in BANDWIDTH_PARTS:
             ring = algorithm == "ring"
             part = BANDWIDTH_PARTS[algorithm][PROTOCOLS.index(protocol)]
-            most = {
+            limits = {
                 "ll": gpu.ll_most if nodes == 1 else NETWORK_LL[gpu.amd][k - 1],
-                "ll128": at.number * (gpu.ring_ll128 if ring else gpu.tree_ll128)[k],
+                "ll128": way.number * (gpu.ring_ll128 if ring else gpu.tree_ll128)[k],
             }
             if not ring:
-                bus = min(bus * TREE_PART, at.number * gpu.tree[k])
+                bus = min(bus * TREE_PART, way.number * gpu.tree[k])
                 part = 7 / 9 if nodes == 1 and protocol == "ll128" else part
-            bus = min(bus * part, most.get(protocol, bus))
+            bus = min(bus * part, limits.get(protocol, bus))
             bus *= 0.85 if found.simple_tree and not ring else 1
         elif algorithm == "pat":
             bus *= 0.75
@@ -410,7 +410,7 @@ class NcclTuner:
             channels, threads = self.gpu.nvls_channels[min(len(self.per_node), 3) - 1], 640
         elif algorithm == "pat":
             threads = 640
-        most = channels
+        limit = channels
         if not in_switch:
             channels = max(1, min(channels, nbytes // (threads * worth)))
             while nbytes < channels * threads * worth and threads % 128 == 0:
@@ -418,18 +418,18 @@ class NcclTuner:
             if protocol == "simple":
                 threads += {"ring": 32, "tree": 128}.get(algorithm, 0)
             threads = max(threads, 96) if algorithm == "ring" else 640
-        return self._channels_launched(kind, protocol, nbytes, channels, most), threads
+        return self._channels_launched(kind, protocol, nbytes, channels, limit), threads
 
-    def _channels_launched(self, kind: str, protocol: str, nbytes: int, channels: int, most: int) -> int:
+    def _channels_launched(self, kind: str, protocol: str, nbytes: int, channels: int, limit: int) -> int:
         """Return over how many channels the bytes are spread, each with enough to do."""
         n = self.ranks
         shared = kind in ("all_gather", "reduce_scatter")
         count = _ceil(nbytes, n) if shared else nbytes
         per_byte = (2 if kind == "all_reduce" else n if shared else 1) * (4 if protocol == "ll" else 1)
-        cell = _ceil(_ceil(_PER_CHANNEL_TRAFFIC, per_byte), 16) * 16
+        cell = _ceil(_ceil(_CHANNEL_TRAFFIC, per_byte), 16) * 16
         cells = max(1, _ceil(count, cell))
-        traffic = _ceil(max(_PER_CHANNEL_TRAFFIC, count * per_byte) // channels, 16) * 16
-        return min(most, _ceil(cells, min(cells, _ceil(traffic, cell * per_byte))))
+        traffic = _ceil(max(_CHANNEL_TRAFFIC, count * per_byte) // channels, 16) * 16
+        return min(limit, _ceil(cells, min(cells, _ceil(traffic, cell * per_byte))))
 
     def _exchange(self, kind: str, nbytes: int) -> NcclChoice:
         """Return how messages go from rank to rank (``addP2pToPlan``): all peers at once.
@@ -437,35 +437,35 @@ class NcclTuner:
         NCCL makes no estimate of them. This one is in its terms: the latency of a step of a ring of the same
         protocol, and the bandwidth of what a GPU sends over NVLink, or a network card.
         """
-        n, nodes, there = self.ranks, len(self.per_node), _power_of_two(self.found.channels)
+        n, nodes, available = self.ranks, len(self.per_node), _power_of_two(self.found.channels)
         peers = n if kind == "all_to_all" else 1
         message = _ceil(nbytes, peers)
         if nodes == 1:
-            most, low, high = min(there, _power_of_two(2 * self.gpu.links)), 1 << 16, 1 << 24
+            limit, low, high = min(available, _power_of_two(2 * self.gpu.links)), 1 << 16, 1 << 24
         else:
-            most, low, high = _power_of_two(max(2, _ceil(int(self.gpu.network), 14))), 1 << 16, 1 << 17
-            while most * _ceil(n, 8) > there and most > 1:
-                most //= 2
-        fewest = most
-        while fewest * n > there and fewest > 1:
+            limit, low, high = _power_of_two(max(2, _ceil(int(self.gpu.network), 14))), 1 << 16, 1 << 17
+            while limit * _ceil(n, 8) > available and limit > 1:
+                limit //= 2
+        fewest = limit
+        while fewest * n > available and fewest > 1:
             fewest //= 2
         # Network cards have no buffers for messages by LL. Before 2.29 all channels of a peer count for it.
-        by_ll = nodes == 1 and self.version < (2, 29) and message <= most * _LL_MESSAGE
+        by_ll = nodes == 1 and self.version < (2, 29) and message <= limit * _LL_MESSAGE
         if by_ll:
             low, high = low >> 3, high >> 3
         channels = max(1, min(fewest, _ceil(message, low)))
-        while max(low, _ceil(message, channels)) > high and channels <= most // 2:
+        while max(low, _ceil(message, channels)) > high and channels <= limit // 2:
             channels *= 2
         by_ll |= nodes == 1 and self.version >= (2, 29) and message <= channels * _LL_MESSAGE
         p, of_rate = (0, 0.5) if by_ll else (2, 1.0)
         ring = LATENCY_US["ring"]
         latency = ring["base"][p] + ring["net" if nodes > 1 else "nvlink"][p]
         sent = message * (n - 1 if kind == "all_to_all" else 1)
-        taken = sent / (1000 * self.gpu.nvlink * of_rate)
+        us = sent / (1000 * self.gpu.nvlink * of_rate)
         if nodes > 1:
             outside = message * (n - min(self.per_node) if kind == "all_to_all" else 1)
-            taken = max(taken, outside / (1000 * self.gpu.network * of_rate))
-        return NcclChoice("direct", PROTOCOLS[p], min(there, channels * peers), 640, latency + taken)
+            us = max(us, outside / (1000 * self.gpu.network * of_rate))
+        return NcclChoice("direct", PROTOCOLS[p], min(available, channels * peers), 640, latency + us)
 
 
 def latency_us(kind: str, algorithm: str, protocol: str, ranks: int, nodes: int, amd: bool = False) -> float:
@@ -498,8 +498,8 @@ def tuner_of(gpu: str, per_node: tuple[int, ...], nvls: bool = True) -> NcclTune
     InputError
         More ranks on a node than are modelled.
     """
-    if (most := max(per_node)) > MOST_PER_NODE:
-        raise InputError(f"NCCL's choice is known of nodes of 8 GPUs, and a group has {most} on one")
+    if (largest := max(per_node)) > MOST_PER_NODE:
+        raise InputError(f"NCCL's choice is known of nodes of 8 GPUs, and a group has {largest} on one")
     return NcclTuner(GENERATIONS[gpu], per_node, nvls)
 
 

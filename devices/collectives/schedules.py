@@ -96,7 +96,7 @@ def steps_of(algorithm: str, kind: str, ranks: int, root: int = 0, group: int = 
         return [CollectiveStep(np.array([0]), np.array([1]), Fraction(1))]
     if algorithm == "hierarchical":
         return _hierarchical(kind, ranks, group)
-    return _FORMS[algorithm](kind, ranks, root)
+    return _ALGORITHMS[algorithm](kind, ranks, root)
 
 
 def uneven(sends: Sequence[Sequence[int]], nbytes: int) -> Steps:
@@ -136,8 +136,8 @@ def _ring(kind: str, n: int, root: int) -> Steps | None:
 
 def _round(first: IntArray, n: int, stride: int, share: Fraction, times: int) -> CollectiveStep:
     """Return a round of rings of n ranks, `stride` apart; `first` has all ranks."""
-    place = first // stride % n
-    return CollectiveStep(first, first + np.where(place == n - 1, 1 - n, 1) * stride, share, times)
+    position = first // stride % n
+    return CollectiveStep(first, first + np.where(position == n - 1, 1 - n, 1) * stride, share, times)
 
 
 def _tree(kind: str, n: int, root: int) -> Steps | None:
@@ -145,8 +145,8 @@ def _tree(kind: str, n: int, root: int) -> Steps | None:
         return None
     down = []
     for k in range((n - 1).bit_length()):
-        here = np.arange(min(1 << k, n - (1 << k)))
-        down.append(CollectiveStep((root + here) % n, (root + here + (1 << k)) % n, Fraction(1)))
+        senders = np.arange(min(1 << k, n - (1 << k)))
+        down.append(CollectiveStep((root + senders) % n, (root + senders + (1 << k)) % n, Fraction(1)))
     up = [step.reversed for step in reversed(down)]
     return {"broadcast": down, "reduce": up, "all_reduce": up + down}[kind]
 
@@ -154,19 +154,19 @@ def _tree(kind: str, n: int, root: int) -> Steps | None:
 def _halving_doubling(kind: str, n: int, root: int) -> Steps | None:
     power = 1 << (n.bit_length() - 1)
     extra = n - power
-    if kind not in _OF_PAIRS or (extra and kind != "all_reduce"):
+    if kind not in _PAIRED_KINDS or (extra and kind != "all_reduce"):
         return None
     # The ranks that take part: of the first 2 * extra only every second one, which has what the other had.
     part = np.concatenate((np.arange(1, 2 * extra, 2), np.arange(2 * extra, n)))
     halves = [power >> (k + 1) for k in range(power.bit_length() - 1)]
-    place = np.arange(power)
-    halving = [CollectiveStep(part, part[place ^ half], Fraction(half, power)) for half in halves]
+    index = np.arange(power)
+    halving = [CollectiveStep(part, part[index ^ half], Fraction(half, power)) for half in halves]
     doubling = halving[::-1]
     if kind in ("broadcast", "reduce"):
         scatter = []
         for half in halves:
-            here = np.arange(0, power, 2 * half)
-            scatter.append(CollectiveStep((root + here) % n, (root + here + half) % n, Fraction(half, power)))
+            low = np.arange(0, power, 2 * half)
+            scatter.append(CollectiveStep((root + low) % n, (root + low + half) % n, Fraction(half, power)))
         turned = [step._replace(source=(step.source + root) % n, destination=(step.destination + root) % n)
                   for step in doubling]  # fmt: skip
         steps = scatter + turned
@@ -178,7 +178,7 @@ def _halving_doubling(kind: str, n: int, root: int) -> Steps | None:
     return fold + halving + doubling + [step.reversed for step in fold]
 
 
-_OF_PAIRS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+_PAIRED_KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
 
 def _direct(kind: str, n: int, root: int) -> Steps | None:
@@ -203,7 +203,7 @@ def _hierarchical(kind: str, n: int, group: int) -> Steps | None:
     return [across, inside] if kind == "all_gather" else [inside, across]
 
 
-_FORMS: Final[Mapping[str, Callable[[str, int, int], Steps | None]]] = {
+_ALGORITHMS: Final[Mapping[str, Callable[[str, int, int], Steps | None]]] = {
     "ring": _ring,
     "tree": _tree,
     "halving-doubling": _halving_doubling,

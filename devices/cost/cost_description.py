@@ -22,7 +22,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from devices.cost.cost_models import FirstCost, FixedCost, KindEfficiency, RooflineCost, TableCost
-from devices.describe.field_types import DEFAULT, TYPES, inside
+from devices.describe.field_types import DEFAULT, TYPES, read_part
 from devices.describe.fields import DEVICE_FIELDS, read_fields, value_at
 from sim.base import plugins
 from sim.base.errors import InputError, UnknownNameError, error_path
@@ -95,7 +95,7 @@ def make_cost(
         if name == "tiles" and values.get("kind") == "npu":
             return _tiles(values)
         if name == "fixed":
-            read = inside("fixed", TYPES["duration by kind"].read, parameters)
+            read = read_part("fixed", TYPES["duration by kind"].read, parameters)
             scaled = {kind: round_half_up(ns * slowdown) for kind, ns in read.items()}
             return FixedCost(scaled.pop(DEFAULT, None), scaled)
         if name == "table":

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from devices.cost.unreliable import UnreliableCostWarning
-from devices.describe.field_types import TYPES, dtype_name, inside, keys_of
+from devices.describe.field_types import TYPES, dtype_name, keys_of, read_part
 from sim.base.arrays import BoolArray, FloatArray, IntArray, group_pairs
 from sim.base.errors import InputError, UnknownNameError
 from sim.graph.graph import Graph
@@ -74,7 +74,7 @@ class Measured(NamedTuple):
         >>> Measured.read({"dtypes": ["bfloat16"], "contains": ["gap"]})
         Measured(dtypes=('bf16',), contains=('gap',))
         """
-        return cls(**inside("measured", _MEASURED.read, spec))
+        return cls(**read_part("measured", _MEASURED.read, spec))
 
     def to_json(self) -> dict[str, list[str]]:
         """Return what `read` reads."""

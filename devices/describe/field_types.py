@@ -51,8 +51,8 @@ def sized_dtype(name: str) -> str | None:
     >>> [sized_dtype(name) for name in ("FLOAT8E5M2", "c10::Half", "long int", "s32", "string", "f99")]
     ['fp8', 'fp16', 'int64', 'int32', None, None]
     """
-    found = _by_spelling(name)
-    return found if found in BITS else None
+    short = _by_spelling(name)
+    return short if short in BITS else None
 
 
 def dtype_name(dtype: str) -> str:
@@ -68,9 +68,9 @@ def dtype_name(dtype: str) -> str:
     >>> [dtype_name(name) for name in ("torch.bfloat16", "FLOAT16", "fp32", "int8")]
     ['bf16', 'fp16', 'fp32', 'int8']
     """
-    found = _by_spelling(dtype)
-    if found is not None:
-        return found
+    short = _by_spelling(dtype)
+    if short is not None:
+        return short
     registered = plugins.names("sim.dtypes")
     if dtype in registered:
         return dtype
@@ -163,9 +163,9 @@ def quantity_schema(dimension: Dimension, *, unlimited: bool = False) -> dict[st
     (True, {'const': 0})
     """
     # Longest first, so that a program which stops at the first match finds the whole unit.
-    known = sorted(dimension.units, key=lambda unit: (-len(unit), unit))
+    names = sorted(dimension.units, key=lambda unit: (-len(unit), unit))
     number = r"\+?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
-    pattern = rf"^\s*{number}\s*({'|'.join(map(re.escape, known))})\s*$"
+    pattern = rf"^\s*{number}\s*({'|'.join(map(re.escape, names))})\s*$"
     choices: list[dict[str, Any]] = [{"type": "string", "pattern": pattern}]
     if dimension.zero_allowed:
         choices.append({"const": 0})
@@ -183,12 +183,12 @@ def quantity(parse: Callable[..., int], dimension: Dimension, shown: str, *, unl
     return Type(read, shown, quantity_schema(dimension, unlimited=unlimited))
 
 
-def by_key(each: Type, name: Callable[[str], str] = str) -> Type:
+def by_key(single: Type, name: Callable[[str], str] = str) -> Type:
     """Return the type of a value that may differ by kind of op or dtype; read, it is a mapping.
 
     Parameters
     ----------
-    each : Type
+    single : Type
         Of one value.
     name : callable
         Returns the name that a key stands for, or raises `InputError`.
@@ -196,16 +196,16 @@ def by_key(each: Type, name: Callable[[str], str] = str) -> Type:
 
     def read(value: object) -> dict[str, Any]:
         if not isinstance(value, Mapping):
-            return {DEFAULT: each.read(value)}
-        found: dict[str, Any] = {}
-        for given, item in read_mapping(value).items():
-            key = given if given == DEFAULT else name(given)
-            if key in found:
-                raise InputError(f"{key} is given twice", path=(given,))
-            found[key] = inside(given, each.read, item)
-        return found
+            return {DEFAULT: single.read(value)}
+        values: dict[str, Any] = {}
+        for spelled, item in read_mapping(value).items():
+            key = spelled if spelled == DEFAULT else name(spelled)
+            if key in values:
+                raise InputError(f"{key} is given twice", path=(spelled,))
+            values[key] = read_part(spelled, single.read, item)
+        return values
 
-    return Type(read, each.shown, {"anyOf": [each.schema, mapping_of(each.schema)]}, by_key=True)
+    return Type(read, single.shown, {"anyOf": [single.schema, mapping_of(single.schema)]}, by_key=True)
 
 
 def mapping_of(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,45 +223,45 @@ def _positive(value: object) -> int:
     return value
 
 
-def at_most(most: int) -> Type:
-    """Return the type of a count with a bound, so that a slip of the finger is told and not simulated."""
+def at_most(limit: int) -> Type:
+    """Return the type of a count with a bound, so that a typing error is reported and not simulated."""
 
     def read(value: object) -> int:
         count = _positive(value)
-        if count > most:
-            raise InputError(f"{count:,} is more than the {most:,} that there may be")
+        if count > limit:
+            raise InputError(f"{count:,} is more than the {limit:,} that there may be")
         return count
 
-    return Type(read, "4", {**_COUNT, "maximum": most})
+    return Type(read, "4", {**_COUNT, "maximum": limit})
 
 
 def one_of(*words: str) -> Type:
     """Return the type of a value that is one of these words."""
 
     def read(value: object) -> str:
-        given = str(value)
-        if given not in words:
-            raise UnknownNameError("word", given, words)
-        return given
+        text = str(value)
+        if text not in words:
+            raise UnknownNameError("word", text, words)
+        return text
 
     return Type(read, " | ".join(words), {"type": "string", "enum": list(words)})
 
 
-def _choice_type(words: Sequence[str], options: Mapping[str, Type], shown: str, of: str = "") -> Type:
-    """Return the type of a value that is one of these words, of which `of` may have options.
+def _choice_type(words: Sequence[str], options: Mapping[str, Type], shown: str, only: str = "") -> Type:
+    """Return the type of a value that is one of these words, of which `only` may have options.
 
-    Read, it is a mapping: ``ecmp`` is ``{name: ecmp}``. Without `of` all may have options, even alone.
+    Read, it is a mapping: ``ecmp`` is ``{name: ecmp}``. Without `only` all may have options, even alone.
     """
-    plain, whole = one_of(*words), keys_of({"name": one_of(*([of] if of else words)), **options}, "")
+    plain, full = one_of(*words), keys_of({"name": one_of(*([only] if only else words)), **options}, "")
 
     def read(value: object) -> Any:
-        given = whole.read(value) if isinstance(value, Mapping) else {"name": plain.read(value)}
-        if of and "name" not in given:
+        choice = full.read(value) if isinstance(value, Mapping) else {"name": plain.read(value)}
+        if only and "name" not in choice:
             raise InputError(f"has no name; accepted: {shown}")
-        return given
+        return choice
 
-    required = {"required": ["name"]} if of else {}
-    return Type(read, shown, {"anyOf": [plain.schema, {**whole.schema, **required}]})
+    required = {"required": ["name"]} if only else {}
+    return Type(read, shown, {"anyOf": [plain.schema, {**full.schema, **required}]})
 
 
 def _part(value: object) -> Fraction:
@@ -269,15 +269,15 @@ def _part(value: object) -> Fraction:
     return Fraction(repr(units.parse_fraction(value, what="")))
 
 
-def above_zero(each: Type) -> Type:
+def above_zero(value_type: Type) -> Type:
     """Return the type of such a value that is not 0."""
 
     def read(value: object) -> Any:
-        if not (found := each.read(value)):
+        if not (number := value_type.read(value)):
             raise InputError(f"{value!r} must be more than 0")
-        return found
+        return number
 
-    return replace(each, read=read)
+    return replace(value_type, read=read)
 
 
 def _factor(value: object) -> Fraction:
@@ -291,18 +291,18 @@ def _count_or_share(value: object) -> int | Fraction:
     return _positive(value) if isinstance(value, int) else _FRACTION.read(value)
 
 
-def read_list(value: object, what: str = "list") -> Sequence[Any]:
+def read_list(value: object, noun: str = "list") -> Sequence[Any]:
     """Return a list as it is."""
     if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
-        raise InputError(f"{value!r} is not a {what}")
+        raise InputError(f"{value!r} is not a {noun}")
     return value
 
 
-def _list_of(each: Type, shown: str) -> Type:
+def _list_of(item_type: Type, shown: str) -> Type:
     def read(value: object) -> tuple[Any, ...]:
-        return tuple(inside(i, each.read, item) for i, item in enumerate(read_list(value)))
+        return tuple(read_part(i, item_type.read, item) for i, item in enumerate(read_list(value)))
 
-    return Type(read, shown, {"type": "array", "items": each.schema})
+    return Type(read, shown, {"type": "array", "items": item_type.schema})
 
 
 def read_mapping(value: object) -> dict[str, Any]:
@@ -312,7 +312,7 @@ def read_mapping(value: object) -> dict[str, Any]:
     return {word(key): item for key, item in value.items()}
 
 
-def inside(part: str | int, read: Callable[[object], Any], value: object) -> Any:
+def read_part(part: str | int, read: Callable[[object], Any], value: object) -> Any:
     """Read a part of a value; a mistake in it has its key, or index."""
     with error_path(part):
         return read(value)
@@ -324,7 +324,7 @@ def _curve(value: object) -> dict[int, Fraction]:
     read = {}
     for key, item in value.items():  # keys of YAML are text, cores are numbers
         cores = int(key) if isinstance(key, str) and key.isdecimal() else key
-        read[_positive(cores)] = inside(str(key), above_zero(_FACTOR).read, item)
+        read[_positive(cores)] = read_part(str(key), above_zero(_FACTOR).read, item)
     return dict(sorted(read.items()))
 
 
@@ -335,28 +335,28 @@ def _streams(value: object) -> Any:
     return _EACH_STREAM.read(value)
 
 
-def _by_name(each: Type, what: str, shown: str) -> Type:
+def _by_name(value_type: Type, noun: str, shown: str) -> Type:
     """Return the type of a mapping of names of one's own to such values: at least one."""
 
     def read(value: object) -> dict[str, Any]:
         if not isinstance(value, Mapping) or not value:
-            raise InputError(f"{value!r} is no mapping of names to {what}, as in {shown}")
-        return {key: inside(key, each.read, item) for key, item in read_mapping(value).items()}
+            raise InputError(f"{value!r} is no mapping of names to {noun}, as in {shown}")
+        return {key: read_part(key, value_type.read, item) for key, item in read_mapping(value).items()}
 
-    return Type(read, shown, mapping_of(each.schema))
+    return Type(read, shown, mapping_of(value_type.schema))
 
 
 def keys_of(types: Mapping[str, Type], shown: str, *, by_key: bool = False) -> Type:
     """Return a mapping that has these keys at most."""
 
     def read(value: object) -> dict[str, Any]:
-        given = read_mapping(value)
-        for key in given:
+        mapping = read_mapping(value)
+        for key in mapping:
             if key not in types:
                 raise UnknownNameError("key", key, types)
-        return {key: inside(key, types[key].read, item) for key, item in given.items()}
+        return {key: read_part(key, types[key].read, item) for key, item in mapping.items()}
 
-    properties = {key: each.schema for key, each in types.items()}
+    properties = {key: value_type.schema for key, value_type in types.items()}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return Type(read, shown, schema, by_key)
 
@@ -453,7 +453,7 @@ TYPES: Final[Mapping[str, Type]] = {
         ("serial", "shared", "fifo", "independent", "instant"),
         {"chunk": above_zero(_SIZE)},
         "serial | shared | fifo | independent | instant, or {name: fifo, chunk: 1MiB}",
-        of="fifo",
+        only="fifo",
     ),
     "duplex": Type(_duplex, "true, false or half", {"enum": [True, False, HALF]}),
     "transport": _choice_type(
@@ -466,7 +466,7 @@ TYPES: Final[Mapping[str, Type]] = {
         "local | rdma | tcp, or {name: tcp, fixed: 10us}",
     ),
     "routing": _choice_type(
-        ("shortest", "ecmp"), {"seed": _INTEGER}, "shortest or ecmp or {name: ecmp, seed: 1}", of="ecmp"
+        ("shortest", "ecmp"), {"seed": _INTEGER}, "shortest or ecmp or {name: ecmp, seed: 1}", only="ecmp"
     ),
     "words": _WORDS,
     "contents": _list_of(one_of("gap"), "[gap]"),

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from devices.describe.field_types import DEFAULT, TYPES, inside, read_mapping
+from devices.describe.field_types import DEFAULT, TYPES, read_mapping, read_part
 from devices.presets import yaml_beside
 from sim.base import plugins
 from sim.base.errors import UnknownNameError, error_path
@@ -67,7 +67,7 @@ HOST_FIELDS: Final = _table("host")
 MACHINE_FIELDS: Final = _table("machine")
 
 
-def read_fields(spec: object, fields: Mapping[str, Field], *what: str | int) -> dict[str, Any]:
+def read_fields(spec: object, fields: Mapping[str, Field], *path: str | int) -> dict[str, Any]:
     """Read a description into base units: integers in ns, bytes, flop, and per second.
 
     Parameters
@@ -76,8 +76,8 @@ def read_fields(spec: object, fields: Mapping[str, Field], *what: str | int) -> 
         The description.
     fields : mapping of str to Field
         Which keys there are.
-    *what : str and int
-        What is described, the beginning of an error's path.
+    *path : str and int
+        Where the description stands: the beginning of an error's path.
 
     Returns
     -------
@@ -101,26 +101,26 @@ def read_fields(spec: object, fields: Mapping[str, Field], *what: str | int) -> 
         ...
     sim.base.errors.UnitError: gpu0.gap: 1500 has no unit; accepted: ns, us, ms, s, min, h, as in '10us'
     """
-    with error_path(*what):
-        given = read_mapping(spec)
-        for name in given:
+    with error_path(*path):
+        keys = read_mapping(spec)
+        for name in keys:
             if name not in fields:
                 raise UnknownNameError("key", name, fields)
         return {
-            name: inside(name, TYPES[field.type].read, given[name])
+            name: read_part(name, TYPES[field.type].read, keys[name])
             for name, field in fields.items()
-            if name in given
+            if name in keys
         }
 
 
 def merge(
-    base: Mapping[str, Any], over: Mapping[str, Any], fields: Mapping[str, Field], *, ideal: bool = False
+    base: Mapping[str, Any], changes: Mapping[str, Any], fields: Mapping[str, Field], *, ideal: bool = False
 ) -> dict[str, Any]:
-    """Return `base` with the keys of `over` in place of its own.
+    """Return `base` with the keys of `changes` in place of its own.
 
     A quantity that may differ by kind of op or dtype is merged key by key, so that
     ``issue_cost: {matmul: 6us}`` leaves the cost of other kinds as it was. `ideal` first drops what
-    `base` says of overheads and losses; what `over` says still counts.
+    `base` says of overheads and losses; what `changes` says still counts.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def merge(
     """
     lost = {name for name in base if ideal and name in fields and fields[name].overhead}
     merged = {name: value for name, value in base.items() if name not in lost}
-    for name, value in over.items():
+    for name, value in changes.items():
         by_key = name in fields and TYPES[fields[name].type].by_key
         merged[name] = _over(merged.get(name), value) if by_key else value
     return merged
@@ -139,14 +139,14 @@ def _over(old: Any, value: Any) -> Any:
     if old is None or not isinstance(value, Mapping):
         return value
     base = old if isinstance(old, Mapping) else {DEFAULT: old}
-    return {**base, **{key: _over(base.get(key), each) for key, each in value.items()}}
+    return {**base, **{key: _over(base.get(key), item) for key, item in value.items()}}
 
 
 def value_at(values: Mapping[str, Any], key: str) -> Any:
     """Return the value of a key, as ``matrix.peak`` of one inside another; None where it is not given."""
     name, _, inner = key.partition(".")
-    found = values.get(name)
-    return value_at(found, inner) if inner and found is not None else found
+    outer = values.get(name)
+    return value_at(outer, inner) if inner and outer is not None else outer
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -209,13 +209,13 @@ def known_kinds() -> list[str]:
     return sorted({*KINDS, *plugins.names("sim.kinds")})
 
 
-def check_kind(word: str, own: Collection[str], *path: str | int) -> None:
+def check_kind(word: str, user_kinds: Collection[str], *path: str | int) -> None:
     """Raise if a word is neither a known kind nor one of the user's own.
 
     Parameters
     ----------
     word : str
-    own : collection of str
+    user_kinds : collection of str
     *path : str and int
         Where it stands.
 
@@ -224,21 +224,21 @@ def check_kind(word: str, own: Collection[str], *path: str | int) -> None:
     UnknownNameError
         With the nearest kind.
     """
-    if word in KINDS or word in own:
+    if word in KINDS or word in user_kinds:
         return
-    known = [*known_kinds(), *own]  # ask the packages only now: that takes time
+    known = [*known_kinds(), *user_kinds]  # ask the packages only now: that takes time
     if word not in known:
         raise UnknownNameError("kind of op", word, dict.fromkeys(known), path=path)
 
 
-def check_kinds(values: Mapping[str, Any], own: Collection[str]) -> None:
+def check_kinds(values: Mapping[str, Any], user_kinds: Collection[str]) -> None:
     """Raise if the description of a device names an unknown kind of op.
 
     Parameters
     ----------
     values : mapping
         The description as `devices.describe.fields.read_fields` returns it.
-    own : collection of str
+    user_kinds : collection of str
         The user's own kinds.
 
     Raises
@@ -248,26 +248,26 @@ def check_kinds(values: Mapping[str, Any], own: Collection[str]) -> None:
 
     Examples
     --------
-    >>> check_kinds({"efficiency": {"matmull": 1}}, own=())
+    >>> check_kinds({"efficiency": {"matmull": 1}}, user_kinds=())
     Traceback (most recent call last):
         ...
     sim.base.errors.UnknownNameError: efficiency.matmull: unknown kind of op 'matmull'; did you mean ...
     """
-    own = (DEFAULT, *own)
+    user_kinds = (DEFAULT, *user_kinds)
     for name in BY_KIND:
         for kind in values.get(name) or ():
-            check_kind(kind, own, name, kind)
+            check_kind(kind, user_kinds, name, kind)
     for name in LISTS_OF_KINDS:
         for i, kind in enumerate(value_at(values, name) or ()):
-            check_kind(kind, own, *name.split("."), i)
-    _check_cost(values.get("cost"), own, "cost")
+            check_kind(kind, user_kinds, *name.split("."), i)
+    _check_cost(values.get("cost"), user_kinds, "cost")
 
 
-def _check_cost(spec: object, own: Collection[str], *path: str | int) -> None:
+def _check_cost(spec: object, user_kinds: Collection[str], *path: str | int) -> None:
     """Raise if a cost model given by kind, alone or in a list, names an unknown kind."""
     if isinstance(spec, list | tuple):
-        for i, each in enumerate(spec):
-            _check_cost(each, own, *path, i)
+        for i, part in enumerate(spec):
+            _check_cost(part, user_kinds, *path, i)
     elif isinstance(spec, Mapping):
         fixed, roofline = spec.get("fixed"), spec.get("roofline")
         by_kind = {"fixed": fixed}
@@ -275,4 +275,4 @@ def _check_cost(spec: object, own: Collection[str], *path: str | int) -> None:
             by_kind |= {f"roofline.{name}": roofline.get(name) for name in BY_KIND}
         for name, mapping in by_kind.items():
             for kind in mapping if isinstance(mapping, Mapping) else ():
-                check_kind(kind, own, *path, *name.split("."), kind)
+                check_kind(kind, user_kinds, *path, *name.split("."), kind)

@@ -119,14 +119,14 @@ def pairs(one: str, other: str, names: Sequence[str]) -> list[tuple[str, str, Ma
         matching(one, names)
     with error_path("to"):
         matching(other, names)
-    both = set(_WORD.findall(one)) & set(_WORD.findall(other))
-    there: dict[_Words, list[tuple[str, _Words]]] = {}
+    shared = set(_WORD.findall(one)) & set(_WORD.findall(other))
+    matches: dict[_Words, list[tuple[str, _Words]]] = {}
     for name, words in match_names(other, names):
-        there.setdefault(tuple(word for word in words if word[0] in both), []).append((name, words))
+        matches.setdefault(tuple(word for word in words if word[0] in shared), []).append((name, words))
     return [
         (a, b, dict(words + more))
         for a, words in match_names(one, names)
-        for b, more in there.get(tuple(word for word in words if word[0] in both), ())
+        for b, more in matches.get(tuple(word for word in words if word[0] in shared), ())
         if a != b
     ]
 
@@ -147,7 +147,7 @@ def fill_words(text: str, words: Mapping[str, str]) -> str:
 
 def make_links(
     base: object,
-    over: object,
+    changes: object,
     devices: Sequence[str],
     *,
     ideal: bool = False,
@@ -160,7 +160,7 @@ def make_links(
     ----------
     base : sequence of mapping
         Links of a preset.
-    over : sequence of mapping
+    changes : sequence of mapping
         Further ones. One without ends changes what its ``name`` says: an entry of `base`, or else single
         links by their names, as results show them, or a pattern of these.
     devices : sequence of str
@@ -191,21 +191,21 @@ def make_links(
         specs = [merge(spec, {}, LINK_FIELDS, ideal=ideal) for spec in _list(base)]
         n_base = len(specs)
         named = {spec["name"]: i for i, spec in enumerate(specs) if "name" in spec}
-        said: dict[int, int] = {}  # index in specs → in `over`
+        change_of: dict[int, int] = {}  # index in specs → in `over`
         single: dict[int, Mapping[str, Any]] = {}  # index in `over` → change of single links
-        for i, spec in enumerate(_list(over)):
+        for i, spec in enumerate(_list(changes)):
             if not isinstance(spec.get("name"), str) or not spec.keys().isdisjoint(("from", "to")):
-                said[len(specs)] = i
+                change_of[len(specs)] = i
                 specs.append(dict(spec))
-            elif (place := named.get(spec["name"])) is not None:
-                said[place] = i
-                specs[place] = merge(specs[place], spec, LINK_FIELDS)
+            elif (index := named.get(spec["name"])) is not None:
+                change_of[index] = i
+                specs[index] = merge(specs[index], spec, LINK_FIELDS)
             else:
                 single[i] = spec
         wired = {wire.name: wire for wire in wires}
         links: dict[str, Link] = {}
         for i, spec in enumerate(specs):
-            with error_path(*([said[i]] if i in said else [])):
+            with error_path(*([change_of[i]] if i in change_of else [])):
                 for link in _expand(spec, devices, nodes, needed=i >= n_base):
                     if link.name in links or link.name in wired:
                         way_out = "give one of them another name"
@@ -313,12 +313,12 @@ def with_sharing(links: Iterable[Link], sharing: Mapping[str, Any]) -> list[Link
 
 
 def _list(specs: object) -> list[Mapping[str, Any]]:
-    found = read_list(specs, "list of links")
-    for i, spec in enumerate(found):
+    entries = read_list(specs, "list of links")
+    for i, spec in enumerate(entries):
         if not isinstance(spec, Mapping):
             message = f"{spec!r} is not a description of a link; accepted: a mapping of keys"
             raise InputError(message, path=(i,))
-    return list(found)
+    return list(entries)
 
 
 def _expand(spec: Mapping[str, Any], devices: Sequence[str], nodes: bool, *, needed: bool) -> list[Link]:
@@ -369,7 +369,7 @@ def make_routing(
     >>> make_routing({}, [{"from": "a", "to": "c", "via": ["b"]}], ["a", "b", "c"], links).given
     {('a', 'c'): ('b',)}
     """
-    given: dict[tuple[str, str], tuple[str, ...]] = {}
+    via_of: dict[tuple[str, str], tuple[str, ...]] = {}
     connected = {(link.source, link.destination) for link in links}
     known = set(devices)
     with error_path("routes"):
@@ -383,10 +383,10 @@ def make_routing(
                     via = tuple(fill_words(name, words) for name in values["via"])
                     with error_path("via"):
                         _check((a, *via, b), known, connected)
-                    if (a, b) in given:
+                    if (a, b) in via_of:
                         raise InputError(f"the route from {a} to {b} is given twice")
-                    given[a, b] = via
-    return Routing(kind.get("name", "shortest"), kind.get("seed", 0), given)
+                    via_of[a, b] = via
+    return Routing(kind.get("name", "shortest"), kind.get("seed", 0), via_of)
 
 
 def _check(passed: Sequence[str], known: set[str], connected: set[tuple[str, str]]) -> None:

@@ -90,9 +90,9 @@ def one_of(kinds: Mapping[str, type[BaseModel]], kind: Callable[[Any], str | Non
 
     ask = kind or by_key
     members = tuple(Annotated[model, Tag(f"<{name}>")] for name, model in kinds.items())
-    known: Any = {"message": f"should be a mapping with just one of the keys {', '.join(kinds)}", "path": ()}
-    which = Discriminator(lambda value: f"<{ask(value)}>", "scenario", "{message}", known)
-    return Annotated[Union[members], which]  # noqa: UP007
+    error: Any = {"message": f"should be a mapping with just one of the keys {', '.join(kinds)}", "path": ()}
+    discriminator = Discriminator(lambda value: f"<{ask(value)}>", "scenario", "{message}", error)
+    return Annotated[Union[members], discriminator]  # noqa: UP007
 
 
 def _whole(value: Any) -> Any:

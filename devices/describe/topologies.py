@@ -112,45 +112,45 @@ def make_topology(
         with error_path("kind"):
             raise UnknownNameError("topology", str(kind), TOPOLOGIES)
     build = TOPOLOGIES[kind]
-    taken = {name: p for name, p in parameters(build).items() if name != "wires"}
+    accepted = {name: p for name, p in parameters(build).items() if name != "wires"}
     ends = _ends(options.pop("ends", None), kinds, with_cpus=kind == "pcie")
     for name in ("link", "uplink", "socket_link"):
-        if name in options and name in taken:
+        if name in options and name in accepted:
             with error_path(name):
                 options[name] = _link(options[name])
     wires = Wires(ends, kinds)
-    build(wires, **arguments(f"the topology {kind!r}", taken, options))
+    build(wires, **arguments(f"the topology {kind!r}", accepted, options))
     for name in wires.switches:
         if name in kinds:
             raise InputError(f"its switch {name!r} has the name of a device; call that something else")
     return {name: {"preset": "nvswitch"} for name in wires.switches}, wires.links
 
 
-def _ends(given: object, kinds: Mapping[str, str], *, with_cpus: bool) -> list[str]:
-    if given is None:
-        found = [name for name, kind in kinds.items() if with_cpus or kind not in ("cpu", "switch")]
-        found = found or [name for name, kind in kinds.items() if kind != "switch"]
+def _ends(spec: object, kinds: Mapping[str, str], *, with_cpus: bool) -> list[str]:
+    if spec is None:
+        names = [name for name, kind in kinds.items() if with_cpus or kind not in ("cpu", "switch")]
+        names = names or [name for name, kind in kinds.items() if kind != "switch"]
     else:
-        patterns = [given] if isinstance(given, str) else given
-        if not isinstance(patterns, list | tuple) or not all(isinstance(each, str) for each in patterns):
-            raise InputError(f"{given!r} is no pattern of devices and no list of them", path=("ends",))
+        patterns = [spec] if isinstance(spec, str) else spec
+        if not isinstance(patterns, list | tuple) or not all(isinstance(part, str) for part in patterns):
+            raise InputError(f"{spec!r} is no pattern of devices and no list of them", path=("ends",))
         with error_path("ends"):
             chosen = {name for pattern in patterns for name in matching(pattern, list(kinds))}
-        found = [name for name in kinds if name in chosen]
-    if len(found) < 2:
-        ends = ", ".join(found) or "none"
+        names = [name for name in kinds if name in chosen]
+    if len(names) < 2:
+        ends = ", ".join(names) or "none"
         raise InputError(f"a topology connects two devices at least; its ends are {ends}")
-    return found
+    return names
 
 
-def _link(given: object) -> dict[str, Any]:
+def _link(spec: object) -> dict[str, Any]:
     """Return keys of a link, checked."""
-    values = read_fields(given, LINK_FIELDS)
+    values = read_fields(spec, LINK_FIELDS)
     for key in ("from", "to", "name"):
         if key in values:
             raise InputError("the topology knows what it connects", path=(key,))
-    assert isinstance(given, Mapping)
-    return merge(_DEFAULT, given, LINK_FIELDS)
+    assert isinstance(spec, Mapping)
+    return merge(_DEFAULT, spec, LINK_FIELDS)
 
 
 # -- kinds -----------------------------------------------------------------------------------------
@@ -173,14 +173,14 @@ def _torus(wires: Wires, shape: tuple[Count, ...], link: LinkKeys = _DEFAULT, *,
     """Connect neighbours in each dimension, by `wrap` the last with the first; the last counts fastest."""
     ends = wires.ends
     if (places := prod(shape)) != len(ends):
-        by = " x ".join(map(str, shape))
-        raise InputError(f"{by} are {places} places, and it connects {len(ends)} devices", path=("shape",))
+        text = " x ".join(map(str, shape))
+        raise InputError(f"{text} are {places} places, and it connects {len(ends)} devices", path=("shape",))
     pairs = []
-    for k, place in enumerate(product(*map(range, shape))):
+    for k, position in enumerate(product(*map(range, shape))):
         stride = 1
         for dimension in reversed(range(len(shape))):
             n = shape[dimension]
-            if place[dimension] < n - 1:
+            if position[dimension] < n - 1:
                 pairs.append((ends[k], ends[k + stride]))
             elif wrap and n > 2:  # two are neighbours once
                 pairs.append((ends[k], ends[k + (1 - n) * stride]))
@@ -198,15 +198,15 @@ def _pcie(
         if not cpus:
             raise InputError("a PCIe host needs a CPU among its ends")
         node = ends[0].rpartition("/")[0]
-        each = -(-len(others) // len(cpus))
+        per_cpu = -(-len(others) // len(cpus))
         for s, cpu in enumerate(cpus):
-            here = others[s * each : (s + 1) * each]
+            group = others[s * per_cpu : (s + 1) * per_cpu]
             if per_switch is None:
-                wires.connect(((cpu, other) for other in here), link)
+                wires.connect(((cpu, end) for end in group), link)
                 continue
-            for k in range(0, len(here), per_switch):
+            for k in range(0, len(group), per_switch):
                 switch = wires.switch(f"{node}{'/' if node else ''}pcie{s}.{k // per_switch}")
-                wires.connect([(cpu, switch), *((switch, other) for other in here[k : k + per_switch])], link)
+                wires.connect([(cpu, switch), *((switch, end) for end in group[k : k + per_switch])], link)
         wires.connect(combinations(cpus, 2), socket_link)
 
 
@@ -232,19 +232,19 @@ def _fat_tree(
             f"{oversubscription:g} times {half} devices at a switch are no whole number",
             path=("oversubscription",),
         )
-    each = int(below)
-    if each * half * k < n:
+    per_edge = int(below)
+    if per_edge * half * k < n:
         raise InputError(
-            f"a fat tree of switches with {k} ports has room for {each * half * k} devices, not {n}",
+            f"a fat tree of switches with {k} ports has room for {per_edge * half * k} devices, not {n}",
             path=("k",),
         )
     up = link if uplink is None else uplink
-    pods = range(-(-n // (each * half)))
+    pods = range(-(-n // (per_edge * half)))
     for pod in pods:
         for e in range(half):
             edge = wires.switch(f"edge{pod}.{e}")
-            first = (pod * half + e) * each
-            wires.connect(((end, edge) for end in wires.ends[first : first + each]), link)
+            first = (pod * half + e) * per_edge
+            wires.connect(((end, edge) for end in wires.ends[first : first + per_edge]), link)
         for a in range(half):
             wires.switch(f"agg{pod}.{a}")
         wires.connect(((f"edge{pod}.{e}", f"agg{pod}.{a}") for e in range(half) for a in range(half)), up)
@@ -269,23 +269,23 @@ def _rails(
             f"rails need as many devices in each node: {n_rails} beside {nodes[0][0]}, "
             f"{len(uneven)} beside {uneven[0]}"
         )
-    each = nodes_per_leaf or len(nodes)
+    per_leaf = nodes_per_leaf or len(nodes)
     above = Fraction(str(oversubscription))
-    n_spines = -int(-each // above) if spines is None else spines
+    n_spines = -int(-per_leaf // above) if spines is None else spines
     bandwidth = read_fields(link, LINK_FIELDS).get("bandwidth")
     if uplink is not None and oversubscription != 1:
         raise InputError("uplink says what they carry; leave one of them out", path=("oversubscription",))
     up = link if uplink is None else uplink
     if uplink is None and bandwidth is not None and n_spines:
-        up = {**link, "bandwidth": f"{int(bandwidth * each / above / n_spines)}B/s"}
-    groups = range(-(-len(nodes) // each))
+        up = {**link, "bandwidth": f"{int(bandwidth * per_leaf / above / n_spines)}B/s"}
+    groups = range(-(-len(nodes) // per_leaf))
     if len(groups) * n_rails == 1:
         n_spines = 0  # one leaf has nobody to talk to
     for s in range(n_spines):
         wires.switch(f"spine{s}")
     for group, rail in product(groups, range(n_rails)):
         leaf = wires.switch(f"leaf{rail}" if len(groups) == 1 else f"leaf{group}.{rail}")
-        wires.connect(((node[rail], leaf) for node in nodes[group * each : (group + 1) * each]), link)
+        wires.connect(((node[rail], leaf) for node in nodes[group * per_leaf : (group + 1) * per_leaf]), link)
         wires.connect(((leaf, f"spine{s}") for s in range(n_spines)), up)
 
 

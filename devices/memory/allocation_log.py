@@ -52,7 +52,7 @@ class MemoryLog:
         # Of which buffer and iteration each key is, where somebody says so; both may still grow.
         self.named: tuple[array[int], array[int]] | None = None
         self.resident: list[tuple[int, int, int]] = []  # device, bytes as rounded, tensor: the first rows
-        self._marks: list[tuple[int, int, int]] = [(0, device, held) for device, held in enumerate(reserved)]
+        self._marks: list[tuple[int, int, int]] = [(0, device, size) for device, size in enumerate(reserved)]
 
     def load(self, device: int, nbytes: int, tensor: int) -> None:
         """Put down a tensor that is there from the beginning; these come before all others."""
@@ -107,9 +107,9 @@ class MemoryLog:
         """Return what the device of each row had reserved then: what its last mark says."""
         rows = len(device)
         row, marked, value = np.array(self._marks, np.int64).reshape(-1, 3).T
-        place = marked * (rows + 1) + row
-        order = np.argsort(place, kind="stable")  # of several at one row the last counts
-        last = np.searchsorted(place[order], device * (rows + 1) + np.arange(rows), side="right") - 1
+        position = marked * (rows + 1) + row
+        order = np.argsort(position, kind="stable")  # of several at one row the last counts
+        last = np.searchsorted(position[order], device * (rows + 1) + np.arange(rows), side="right") - 1
         return np.asarray(value[order][last])
 
 

@@ -44,20 +44,20 @@ from sim.base.units import format_bytes
 #       what would help  at least 188 MiB more memory, or as much less in use: ...
 
 
-def out_of_memory(name: str, kind: str, what: str, lines: list[tuple[str, str]]) -> OutOfMemoryError:
+def out_of_memory(name: str, kind: str, request: str, lines: list[tuple[str, str]]) -> OutOfMemoryError:
     """Return an error that says why there was no room, and what would help.
 
     Parameters
     ----------
     name, kind : str
         Device, and kind of its allocator.
-    what : str
+    request : str
         Request that did not fit.
     lines : list of (str, str)
         State of the memory, and what would help.
     """
     body = "".join(f"\n  {key:<15}  {value}" for key, value in lines)
-    return OutOfMemoryError(f"out of memory on {name} ({kind} allocator): {what}{body}")
+    return OutOfMemoryError(f"out of memory on {name} ({kind} allocator): {request}{body}")
 
 
 def more_memory(short: int) -> str:
@@ -86,7 +86,7 @@ def largest_holders(live: Iterable[tuple[Owner, int]]) -> list[str]:
     return names
 
 
-_MOST: Final = 1 << 62
+_MOST_BYTES: Final = 1 << 62
 
 COUNTERS: Final = (
     *("in_use", "waiting", "reserved", "requested"),
@@ -210,8 +210,8 @@ class Allocator(ABC):
         """
         streams = self.free(block)
         if streams != () and not (isinstance(streams, tuple) and {*map(type, streams)} == {int}):
-            whose = f"{type(self).__name__}.free"
-            raise InputError(f"{whose} returned {streams!r:.60}, should be a tuple of streams, or ()")
+            method = f"{type(self).__name__}.free"
+            raise InputError(f"{method} returned {streams!r:.60}, should be a tuple of streams, or ()")
         self._check_counters()
         if self.recording is not None:
             self.recording.free(block, streams)
@@ -234,16 +234,16 @@ class Allocator(ABC):
             if (
                 isinstance(block.nbytes, int)
                 and isinstance(block.address, int)
-                and nbytes <= block.nbytes < _MOST
-                and 0 <= block.address < _MOST
+                and nbytes <= block.nbytes < _MOST_BYTES
+                and 0 <= block.address < _MOST_BYTES
                 and block.state == LIVE
             ):
                 return
-            found = f"a block of {block.nbytes!r} bytes at {block.address!r} in state {block.state!r}"
+            answer = f"a block of {block.nbytes!r} bytes at {block.address!r} in state {block.state!r}"
         else:
-            found = f"{block!r:.60}"
+            answer = f"{block!r:.60}"
         raise InputError(
-            f"{type(self).__name__}.try_alloc returned {found} for {owner!r}, should be a live block of "
+            f"{type(self).__name__}.try_alloc returned {answer} for {owner!r}, should be a live block of "
             f"{nbytes} bytes or more, or None"
         )
 
@@ -251,7 +251,7 @@ class Allocator(ABC):
         counted = _counted(self)
         if (
             {*map(type, counted)} != {int}
-            or not 0 <= min(counted) <= max(counted) < _MOST
+            or not 0 <= min(counted) <= max(counted) < _MOST_BYTES
             or self.in_use + self.waiting > self.reserved
         ):
             raise InputError(
@@ -282,7 +282,7 @@ class Allocator(ABC):
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether this request could be met with nothing else allocated."""
         need = self.rounded_size(nbytes)
-        return all(most is None or need <= most for most in (self.limit, self.memory.capacity))
+        return all(bound is None or need <= bound for bound in (self.limit, self.memory.capacity))
 
     @abstractmethod
     def spans(self) -> Iterator[Span]:
@@ -357,13 +357,13 @@ class Allocator(ABC):
             lost = size_text(part.in_use - part.requested)
             lines.append(("lost inside", f"{lost} of what is in use: rounded up, or not worth splitting"))
         if others := part.memory.used - part.held:
-            whole = size_text(part.memory.capacity)
-            lines.append(("other users", f"{size_text(others)} of the device's {whole}"))
+            capacity = size_text(part.memory.capacity)
+            lines.append(("other users", f"{size_text(others)} of the device's {capacity}"))
         if live:
             lines.append(("largest holders", "; ".join(largest_holders(live))))
         lines.extend(("what would help", hint) for hint in part._hints(nbytes, stream, owner))
-        who, own = "a tensor" if owner is None else repr(owner), stream - self.first_stream
-        asks = f"{who} asks for {size_text(nbytes)} on stream {own}"
+        who, number = "a tensor" if owner is None else repr(owner), stream - self.first_stream
+        asks = f"{who} asks for {size_text(nbytes)} on stream {number}"
         return out_of_memory(part.name, part.kind, f"{asks}{f', {where}' if where else ''}", lines)
 
     def _hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:

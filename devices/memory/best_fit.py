@@ -60,9 +60,9 @@ class Segment(Block):
         # Of no size of its own and never free: a neighbour that asks finds nothing to merge with.
         super().__init__(address, 0, 0, stream, None, LIVE, home)
         self.size = size
-        whole = Block(address, size, 0, stream, None, FREE, home)
-        self.prev = self.next = whole
-        whole.prev = whole.next = self
+        block = Block(address, size, 0, stream, None, FREE, home)
+        self.prev = self.next = block
+        block.prev = block.next = self
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks in address order."""
@@ -172,13 +172,13 @@ class FreeList:
         No block lived before: it stood for its range while that was free. So handles of earlier owners stay
         dead.
         """
-        left = free.nbytes - nbytes
-        if left >= min_remainder:
-            rest = Block(free.address + nbytes, left, 0, free.stream, None, FREE, self)
-            rest.prev, rest.next = free, free.next
-            free.next.prev = free.next = rest
+        remaining = free.nbytes - nbytes
+        if remaining >= min_remainder:
+            remainder = Block(free.address + nbytes, remaining, 0, free.stream, None, FREE, self)
+            remainder.prev, remainder.next = free, free.next
+            free.next.prev = free.next = remainder
             free.nbytes = nbytes
-            self.put(rest)
+            self.put(remainder)
         free.requested, free.stream, free.owner, free.state = requested, stream, owner, LIVE
         return free
 
@@ -247,11 +247,11 @@ class SegmentedAllocator(Allocator):
         self._reserve(nbytes)
         return segment.next
 
-    def _drop_segment(self, whole: Block) -> None:
-        """Give a segment back to the device: the one that the free block `whole` covers."""
-        segment = self.segments.pop(whole.address)
-        assert segment.whole() is whole
-        whole.home.remove(whole)
+    def _drop_segment(self, block: Block) -> None:
+        """Give the segment that the free `block` covers back to the device."""
+        segment = self.segments.pop(block.address)
+        assert segment.whole() is block
+        block.home.remove(block)
         self.memory.free(segment.address, segment.size)
         self.device_frees += 1
         self._reserve(-segment.size)

@@ -88,27 +88,27 @@ class BfcAllocator(SegmentedAllocator):
         name: str = "device",
     ) -> None:
         super().__init__(capacity, name, limit)
-        most = self.limit
+        bound = self.limit
         self.may_synchronise = self._garbage_collection = garbage_collection
-        growth = most is None if allow_growth is None else allow_growth
+        growth = bound is None if allow_growth is None else allow_growth
         if growth:
-            first = FIRST_REGION_BYTES if most is None else min(most, FIRST_REGION_BYTES)
-        elif most is None:
+            first = FIRST_REGION_BYTES if bound is None else min(bound, FIRST_REGION_BYTES)
+        elif bound is None:
             raise InputError(
                 f"{name}: bfc without allow_growth takes all memory, and there is no end of it; give a limit"
             )
         else:
-            first = most
+            first = bound
         self._region_bytes = round_up(first, ROUNDING_BYTES)
         self._most_waste = MAX_WASTE_BYTES  # of a chunk, before it is split (rule 3)
         if fragmentation_fraction is not None:
-            if most is None:
+            if bound is None:
                 raise InputError(f"{name}: a fragmentation_fraction is of the limit, and there is none")
-            self._most_waste = int(fragmentation_fraction * most)
+            self._most_waste = int(fragmentation_fraction * bound)
         self._arena = self._arena_bytes = self._arena_used = 0
         self._contiguous = expandable_segments
         if expandable_segments:
-            self._arena_bytes = round_up(_UNLIMITED_BYTES if most is None else most, PAGE_BYTES)
+            self._arena_bytes = round_up(_UNLIMITED_BYTES if bound is None else bound, PAGE_BYTES)
             self._arena = self.memory.reserve(self._arena_bytes)
         self._free = FreeList()
 
@@ -128,26 +128,26 @@ class BfcAllocator(SegmentedAllocator):
         regions = len(self.segments)
         if regions < 2 or free < nbytes:
             return []
-        apart = f"{format_bytes(free, iec=True)} are free, in {regions} regions"
-        hints = [f"one region (allow_growth off): {apart}"]
+        scattered = f"{format_bytes(free, iec=True)} are free, in {regions} regions"
+        hints = [f"one region (allow_growth off): {scattered}"]
         if not self._garbage_collection:
             hints.append("garbage_collection on: wholly free regions are then given back")
         return hints
 
-    def _bytes_left(self, held: int) -> int:
+    def _bytes_left(self, reserved: int) -> int:
         """Return how many bytes the limit leaves, when so many are held."""
-        return ANY_SIZE if self.limit is None else (self.limit - held) // ROUNDING_BYTES * ROUNDING_BYTES
+        return ANY_SIZE if self.limit is None else (self.limit - reserved) // ROUNDING_BYTES * ROUNDING_BYTES
 
     def _extend(self, need: int) -> Block | None:
         """Add a region of at least `need` bytes, and return its block (rules 5 and 6)."""
-        left = self._bytes_left(self.reserved)
-        if need > left:
+        available = self._bytes_left(self.reserved)
+        if need > available:
             return None
         doubled = False
         while need > self._region_bytes:
             self._region_bytes *= 2
             doubled = True
-        nbytes = min(self._region_bytes, left)
+        nbytes = min(self._region_bytes, available)
         region = self._region(nbytes)
         while region is None:
             # In single precision, as TensorFlow computes it: at 80 GiB that decides about kilobytes.
@@ -182,13 +182,13 @@ class BfcAllocator(SegmentedAllocator):
         self._free.remove(block)
         return block
 
-    def _drop_segment(self, whole: Block) -> None:
+    def _drop_segment(self, block: Block) -> None:
         """Give a region back; see `SegmentedAllocator`."""
         if not self._contiguous:
-            super()._drop_segment(whole)
+            super()._drop_segment(block)
             return
-        region = self.segments.pop(whole.address)
-        self._free.remove(whole)
+        region = self.segments.pop(block.address)
+        self._free.remove(block)
         self.memory.release(region.size)
         self.device_frees += 1
         self._reserve(-region.size)
@@ -199,11 +199,11 @@ class BfcAllocator(SegmentedAllocator):
         """Give wholly free regions back, if that can leave `need` bytes below the limit (rule 7)."""
         if not self._garbage_collection:
             return False
-        idle = [whole for segment in self.segments.values() if (whole := segment.whole())]
-        freed = sum(whole.nbytes for whole in idle)
+        idle = [block for segment in self.segments.values() if (block := segment.whole())]
+        freed = sum(block.nbytes for block in idle)
         if not idle or need > self._bytes_left(self.reserved - freed):
             return False
-        for whole in idle:
-            self._drop_segment(whole)
+        for block in idle:
+            self._drop_segment(block)
         self.synchronisations += 1
         return True

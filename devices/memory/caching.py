@@ -42,12 +42,12 @@ _INTERVALS: Final = 16
 _FIRST_POWER: Final = 20  # 1 MiB
 
 
-def divisions_by_interval(given: int | Mapping[str, int] | None, name: str) -> tuple[int, ...]:
+def divisions_by_interval(spec: int | Mapping[str, int] | None, name: str) -> tuple[int, ...]:
     """Return the number of divisions of each of the sixteen intervals.
 
     Parameters
     ----------
-    given : int or mapping of str to int, optional
+    spec : int or mapping of str to int, optional
         For all sizes, or by size: a power of two from 1 MiB on, and ``>`` for all larger sizes.
     name : str
         Name of the device in error messages.
@@ -62,33 +62,33 @@ def divisions_by_interval(given: int | Mapping[str, int] | None, name: str) -> t
     >>> divisions_by_interval({"4MiB": 2, "16MiB": 4, ">": 8}, "gpu0")
     (2, 2, 2, 0, 4, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8)
     """
-    what = f"{name}: roundup_power2_divisions"
-    if given is None or isinstance(given, int):
-        return (_divisions(given, what),) * _INTERVALS if given is not None else (0,) * _INTERVALS
-    found: list[int] = []
-    for i, (size, divisions) in enumerate(given.items()):
-        count = _divisions(divisions, f"{what}: {size}", none=True)
+    key = f"{name}: roundup_power2_divisions"
+    if spec is None or isinstance(spec, int):
+        return (_divisions(spec, key),) * _INTERVALS if spec is not None else (0,) * _INTERVALS
+    counts: list[int] = []
+    for i, (size, divisions) in enumerate(spec.items()):
+        count = _divisions(divisions, f"{key}: {size}", none=True)
         if size == ">":
-            if i != len(given) - 1:
-                raise InputError(f"{what}: '>' stands for all larger sizes, and comes last")
-            found.extend([count] * (_INTERVALS - len(found)))
+            if i != len(spec) - 1:
+                raise InputError(f"{key}: '>' stands for all larger sizes, and comes last")
+            counts.extend([count] * (_INTERVALS - len(counts)))
             break
-        nbytes = parse_bytes(size, what=what)
+        nbytes = parse_bytes(size, what=key)
         power = nbytes.bit_length() - 1 - _FIRST_POWER
         if nbytes.bit_count() != 1 or power < 0:
-            raise InputError(f"{what}: {size}: should be a power of two from 1MiB on, such as 256MiB, or '>'")
+            raise InputError(f"{key}: {size}: should be a power of two from 1MiB on, such as 256MiB, or '>'")
         power = min(power, _INTERVALS - 1)
-        if i and power < len(found):
-            raise InputError(f"{what}: {size}: should come before the larger sizes, once")
-        found.extend([0 if i else count] * (power - len(found)))
-        found.append(count)
-    return (*found, *[0] * (_INTERVALS - len(found)))
+        if i and power < len(counts):
+            raise InputError(f"{key}: {size}: should come before the larger sizes, once")
+        counts.extend([0 if i else count] * (power - len(counts)))
+        counts.append(count)
+    return (*counts, *[0] * (_INTERVALS - len(counts)))
 
 
-def _divisions(count: int, what: str, *, none: bool = False) -> int:
+def _divisions(count: int, key: str, *, none: bool = False) -> int:
     if count < 0 or count.bit_count() > 1 or (count == 0 and not none):
         or_none = ", or 0 for none" if none else ""
-        raise InputError(f"{what}: {count} divisions; should be a power of two{or_none}")
+        raise InputError(f"{key}: {count} divisions; should be a power of two{or_none}")
     return count
 
 
@@ -266,9 +266,9 @@ class CachingAllocator(SegmentedAllocator):
         need = self.rounded_size(nbytes)
         segment = _segment_bytes(need)
         page = SMALL_SEGMENT_BYTES if need <= SMALL_REQUEST_BYTES else LARGE_SEGMENT_BYTES
-        taken = round_up(need, page) if self._expandable else segment
-        asked = ((segment, self._fraction), (taken, self.memory.capacity))
-        return all(most is None or size <= most for size, most in asked)
+        mapped = round_up(need, page) if self._expandable else segment
+        bounds = ((segment, self._fraction), (mapped, self.memory.capacity))
+        return all(bound is None or size <= bound for size, bound in bounds)
 
     def oom_hints(self, nbytes: int, stream: int, owner: Owner) -> list[str]:
         """Return advice on memory free for other streams, or in segments held by a live block."""
@@ -282,25 +282,25 @@ class CachingAllocator(SegmentedAllocator):
             )
         stuck = sum(block.nbytes for free in self._free_lists() for block in free.blocks())
         if need <= (self.limit or 0) - self.in_use - self.waiting and stuck:
-            shown, segment = (format_bytes(n, iec=True) for n in (stuck, _segment_bytes(need)))
-            held = "pages" if self._expandable else "segments"
+            size, segment = (format_bytes(n, iec=True) for n in (stuck, _segment_bytes(need)))
+            unit = "pages" if self._expandable else "segments"
             takes = "" if self._expandable else f"a new segment takes {segment}, and "
             hints.append(
-                f"less fragmentation: {takes}{shown} are cached in {held} that a live block keeps from going "
+                f"less fragmentation: {takes}{size} are cached in {unit} that a live block keeps from going "
                 "back"
             )
         return hints
 
     def _grow(self, need: int, stream: int, free: FreeList) -> Block | None:
         """Return a free block for `need` from the device, releasing cached ones if necessary (4 and 5)."""
-        whole = self._from_device(need, stream, free)
-        if whole is None and self._release_oversize(need, free):
-            whole = self._from_device(need, stream, free)
-        if whole is None:
+        block = self._from_device(need, stream, free)
+        if block is None and self._release_oversize(need, free):
+            block = self._from_device(need, stream, free)
+        if block is None:
             self.empty_cache()
             self.retries += 1
-            whole = self._from_device(need, stream, free)
-        return whole
+            block = self._from_device(need, stream, free)
+        return block
 
     def _from_device(self, need: int, stream: int, free: FreeList) -> Block | None:
         """Return the block of a new segment or of newly mapped pages; None if there is no room."""
@@ -472,8 +472,8 @@ class ExpandableList(FreeList):
 
     def _new_segment(self) -> Block:
         capacity = self._allocator.memory.capacity
-        whole = _UNLIMITED_BYTES if capacity is None else capacity + capacity // 8
-        nbytes = round_up(whole, self._page)
+        extent = _UNLIMITED_BYTES if capacity is None else capacity + capacity // 8
+        nbytes = round_up(extent, self._page)
         address = round_up(self._allocator.memory.reserve(nbytes + self._page), self._page)
         segment = Segment(address, nbytes, self._stream, self)
         segment.next.state = UNMAPPED
@@ -488,8 +488,8 @@ class ExpandableList(FreeList):
             return None
         self._unmapped.remove(block)
         if size < block.nbytes:
-            rest = Block(block.address + size, block.nbytes - size, 0, self._stream, None, UNMAPPED, self)
-            insort(self._unmapped, _insert_behind(block, rest), key=_ADDRESS)
+            tail = Block(block.address + size, block.nbytes - size, 0, self._stream, None, UNMAPPED, self)
+            insort(self._unmapped, _insert_behind(block, tail), key=_ADDRESS)
             block.nbytes = size
         before = block.prev
         merges = before.state == FREE

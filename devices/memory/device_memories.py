@@ -74,9 +74,9 @@ class Buffers(NamedTuple):
         n = len(self.nbytes)
         distance = -(self.reads.indices // n)
         read = self.reads.indices + distance * n
-        left = range(iterations, 0, -1)  # iterations from this one to the last
-        asked = np.bincount(list(self.offered.values()), minlength=n)
-        return np.array([asked + np.bincount(read[distance < after], minlength=n) for after in left])
+        remaining = range(iterations, 0, -1)  # iterations from this one to the last
+        offers = np.bincount(list(self.offered.values()), minlength=n)
+        return np.array([offers + np.bincount(read[distance < after], minlength=n) for after in remaining])
 
     def writers(self, some: BoolArray) -> dict[int, list[int]]:
         """Return node → which of the buffers chosen by `some` it makes, for nodes that make any."""
@@ -89,7 +89,7 @@ class Buffers(NamedTuple):
         graph, devices = job.graph, job.machine.devices
         names = graph.tensor_names()
         copies = zip(flow.tensor.tolist(), flow.destination.tolist(), strict=True)
-        return [*names, *(f"{names[tensor]} on {devices[there].name}" for tensor, there in copies)]
+        return [*names, *(f"{names[tensor]} on {devices[device].name}" for tensor, device in copies)]
 
 
 def make_buffers(job: Job, flow: Flow) -> Buffers:
@@ -103,16 +103,16 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
     transfer = np.arange(n_transfers)
 
     made_by = np.concatenate((graph.outputs.rows(), n + transfer))
-    made = np.concatenate((graph.outputs.indices, n_tensors + transfer))
+    outputs = np.concatenate((graph.outputs.indices, n_tensors + transfer))
     reader = graph.inputs.rows()
-    own = _own_storage(job, flow, len(nbytes))
+    storage = _own_storage(job, flow, len(nbytes))
     read = _copies(flow, len(job.machine.devices), graph.inputs.indices, job.device_of[reader], n_tensors)
-    read, sent = own[read], own[flow.tensor]
-    written = (nbytes[made] > 0) & (own[made] == made)
+    read, sent = storage[read], storage[flow.tensor]
+    written = (nbytes[outputs] > 0) & (storage[outputs] == outputs)
     written[: len(graph.outputs.indices)] &= ~forwarding(graph)[graph.outputs.indices]
 
-    there = external[read]
-    resident = dict.fromkeys(zip(read[there].tolist(), job.device_of[reader[there]].tolist(), strict=True))
+    loaded = external[read]
+    resident = dict.fromkeys(zip(read[loaded].tolist(), job.device_of[reader[loaded]].tolist(), strict=True))
     fed = external[flow.tensor] & (graph.tensor_role[flow.tensor] == Role.INPUT)
     resident |= dict.fromkeys(zip(flow.tensor[fed].tolist(), flow.source[fed].tolist(), strict=True))
 
@@ -125,25 +125,25 @@ def make_buffers(job: Job, flow: Flow) -> Buffers:
     reads = (reader[counts], offset[counts])
     loose = np.append(non_strict_ops(graph), np.zeros(n_transfers, bool))
     if loose.any():  # who does not wait for it may have ended before it is there: its maker holds it, too
-        held = np.unique(read[counts[loose[reader[counts]]]])
+        loose_reads = np.unique(read[counts[loose[reader[counts]]]])
         maker = np.zeros(len(nbytes), np.int64)
-        maker[made] = made_by
-        reads = (np.append(reads[0], maker[held]), np.append(reads[1], held))
+        maker[outputs] = made_by
+        reads = (np.append(reads[0], maker[loose_reads]), np.append(reads[1], loose_reads))
     return Buffers(
         nbytes,
         np.concatenate((home, flow.destination)),
-        Csr.group(made_by[written], made[written], n + n_transfers),
+        Csr.group(made_by[written], outputs[written], n + n_transfers),
         Csr.group(*reads, n + n_transfers),
-        [(here, int(nbytes[tensor]), tensor) for tensor, here in resident if nbytes[tensor]],
-        _offered_buffers(job, flow, own, external | (nbytes == 0)),
+        [(device, int(nbytes[tensor]), tensor) for tensor, device in resident if nbytes[tensor]],
+        _offered_buffers(job, flow, storage, external | (nbytes == 0)),
     )
 
 
-def _offered_buffers(job: Job, flow: Flow, own: IntArray, without: BoolArray) -> dict[int, int]:
+def _offered_buffers(job: Job, flow: Flow, storage: IntArray, without: BoolArray) -> dict[int, int]:
     """Return Send → the buffer that it offers, but for those `without` one, or with a transfer."""
     sends = rendezvous_keys(job.graph).sends
     met = sorted(sends.keys() - transfers_of(flow, sends).keys())
-    offered = zip(met, own[job.graph.first_output[met]].tolist(), strict=True)
+    offered = zip(met, storage[job.graph.first_output[met]].tolist(), strict=True)
     return {send: buffer for send, buffer in offered if not without[buffer]}
 
 
@@ -151,25 +151,25 @@ def _copies(flow: Flow, n_devices: int, tensor: IntArray, device: IntArray, n_te
     """Return the buffer of each tensor on a device: the copy a transfer makes there, or its own."""
     if not len(flow.tensor):
         return tensor
-    key, known = tensor * n_devices + device, flow.tensor * n_devices + flow.destination
-    order = np.argsort(known)
-    at = order[np.minimum(np.searchsorted(known, key, sorter=order), len(known) - 1)]
-    return np.where(known[at] == key, n_tensors + at, tensor)
+    key, keys = tensor * n_devices + device, flow.tensor * n_devices + flow.destination
+    order = np.argsort(keys)
+    index = order[np.minimum(np.searchsorted(keys, key, sorter=order), len(keys) - 1)]
+    return np.where(keys[index] == key, n_tensors + index, tensor)
 
 
 def _own_storage(job: Job, flow: Flow, n_buffers: int) -> IntArray:
     """Return, per buffer, the buffer whose bytes it really is (a view: another)."""
-    graph, own = job.graph, np.arange(n_buffers)
+    graph, storage = job.graph, np.arange(n_buffers)
     shared = storage_of(graph)
     if (shared < 0).all():
-        return own
-    made = graph.first_output  # output 0 of each op
+        return storage
+    first = graph.first_output  # output 0 of each op
     ops = graph.topological_order
-    ops = ops[shared[made[ops]] >= 0]
-    base = _copies(flow, len(job.machine.devices), shared[made[ops]], job.device_of[ops], graph.n_tensors)
-    for view, tensor in zip(made[ops].tolist(), base.tolist(), strict=True):  # in order: views of views
-        own[view] = own[tensor]
-    return own
+    ops = ops[shared[first[ops]] >= 0]
+    base = _copies(flow, len(job.machine.devices), shared[first[ops]], job.device_of[ops], graph.n_tensors)
+    for view, tensor in zip(first[ops].tolist(), base.tolist(), strict=True):  # in order: views of views
+        storage[view] = storage[tensor]
+    return storage
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -203,13 +203,13 @@ def events_in_order(
     unread_first : bool
         Whether outputs that nobody reads are released before the inputs, or after them.
     """
-    left = buffers.uses(1)[0].tolist()
-    n = len(left)
+    uses = buffers.uses(1)[0].tolist()
+    n = len(uses)
     later: dict[int, int] = {}
     for offset in buffers.reads.indices[buffers.reads.indices < 0].tolist():
         b = offset % n
         later[b] = max(later.get(b, 0), -(offset // n))
-        left[b] = -1  # never dropped
+        uses[b] = -1  # never dropped
     name = buffers.names(job, flow)
     program = job.order[job.device_of[job.order] == device].tolist()
     arriving, leaving = _planned_copies(job, flow, program)
@@ -219,21 +219,21 @@ def events_in_order(
     returned = {b for op in retvals for b in buffers.reads.row(op).tolist()}
 
     def make(node: int) -> list[int]:
-        made = [b for b in buffers.writes.row(node).tolist() if buffers.device[b] == device]
-        take(b for b in made if b not in later)
-        return made
+        outputs = [b for b in buffers.writes.row(node).tolist() if buffers.device[b] == device]
+        take(b for b in outputs if b not in later)
+        return outputs
 
-    def take(made: Iterable[int]) -> None:
-        for b in made:
+    def take(new: Iterable[int]) -> None:
+        for b in new:
             events.append(MemoryEvent("alloc", name[b], int(buffers.nbytes[b]), 0, dtypes[b], b in returned))
 
     def read(node: int) -> list[int]:
         """Return what nobody reads after it."""
         read = [b for b in buffers.reads.row(node).tolist() if b >= 0]  # below 0: of an earlier iteration
-        here = [b for b in read if buffers.device[b] == device]
-        for b in here:
-            left[b] -= 1
-        return [b for b in here if not left[b]]
+        local = [b for b in read if buffers.device[b] == device]
+        for b in local:
+            uses[b] -= 1
+        return [b for b in local if not uses[b]]
 
     def drop(unread: Sequence[int]) -> None:
         events.extend(MemoryEvent("free", name[b]) for b in unread)
@@ -243,13 +243,13 @@ def events_in_order(
             take([b] * (distance + 1))
     for copy in arriving.get(-1, ()):
         make(copy)
-    for place, op in enumerate(program):
-        for copy in leaving.get(place, ()):
+    for position, op in enumerate(program):
+        for copy in leaving.get(position, ()):
             drop(read(copy))
-        unread = [b for b in make(op) if not left[b]]
+        unread = [b for b in make(op) if not uses[b]]
         last_read = read(op)
         drop(unread + last_read if unread_first else last_read + unread)
-        for copy in arriving.get(place, ()):
+        for copy in arriving.get(position, ()):
             make(copy)
     return events
 
@@ -268,24 +268,24 @@ def _planned_copies(
 
     Transfers of the whole machine are among them; those of other devices touch nothing here.
     """
-    now = flow.distance == 0
-    producers = Csr.group(flow.consumer[now], flow.producer[now], flow.n_nodes).lists()
-    consumers = Csr.group(flow.producer[now], flow.consumer[now], flow.n_nodes).lists()
+    same_iteration = flow.distance == 0
+    producers = Csr.group(flow.consumer[same_iteration], flow.producer[same_iteration], flow.n_nodes).lists()
+    consumers = Csr.group(flow.producer[same_iteration], flow.consumer[same_iteration], flow.n_nodes).lists()
     order = job.order.tolist()
     n_ops = flow.n_ops
-    place = {op: k for k, op in enumerate(program)}
+    position = {op: k for k, op in enumerate(program)}
 
     def furthest(
         ops: Sequence[int], neighbours: list[list[int]], pick: Callable[..., int], none: int
     ) -> list[int]:
         """Return the place that `pick` takes of each node and all that `neighbours` lead to."""
-        found = [none] * flow.n_nodes
+        bounds = [none] * flow.n_nodes
         for op in ops:
             for copy in neighbours[op]:
                 if copy >= n_ops:
-                    found[copy] = pick([found[end] for end in neighbours[copy]], default=none)
-            found[op] = pick(place.get(op, none), none, *[found[node] for node in neighbours[op]])
-        return found
+                    bounds[copy] = pick([bounds[end] for end in neighbours[copy]], default=none)
+            bounds[op] = pick(position.get(op, none), none, *[bounds[node] for node in neighbours[op]])
+        return bounds
 
     after = furthest(order, producers, max, -1)
     before = furthest(order[::-1], consumers, min, len(program))
@@ -401,8 +401,8 @@ class DeviceMemories:
 
     def reserve(self, device: int, row: int) -> None:
         """Put down that from a row of the log on the allocator of `device` holds more or less than before."""
-        self.reserved[device] = held = self.allocators[device].reserved
-        self.log.mark(row, device, held + self.apart[device])
+        self.reserved[device] = reserved = self.allocators[device].reserved
+        self.log.mark(row, device, reserved + self.apart[device])
 
     def _prepare(self, device: int, allocator: Allocator) -> Allocator:
         """Return the allocator of a device; it writes down what is asked of it, if somebody wants to know."""
@@ -444,9 +444,9 @@ class DeviceMemories:
         written = self.buffers.writes.indices
         nbytes, homes = self.buffers.nbytes[written], self.buffers.device[written]
         for device, allocator in enumerate(self.allocators):
-            here = np.flatnonzero(homes == device)
-            if len(here) and (allocator.limit is not None or allocator.by_owner):
-                suspects = here if allocator.by_owner else here[[nbytes[here].argmax()]]
+            local = np.flatnonzero(homes == device)
+            if len(local) and (allocator.limit is not None or allocator.by_owner):
+                suspects = local if allocator.by_owner else local[[nbytes[local].argmax()]]
                 for buffer in written[suspects].tolist():
                     size = int(self.buffers.nbytes[buffer])
                     name, stream = self.names[buffer], allocator.first_stream

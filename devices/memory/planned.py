@@ -138,20 +138,20 @@ def plan_greedy(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
     first_of = np.array([row.first for row in rows], np.int64)
     order = first_of.argsort(kind="stable")
     begins, rank = first_of[order], order.argsort().tolist()
-    starts, ends, until = np.zeros((3, len(rows)), np.int64) - 1
+    starts, ends, last_steps = np.zeros((3, len(rows)), np.int64) - 1
     for i in sorted(range(len(rows)), key=lambda i: (-rows[i].nbytes, rows[i].first, i)):
         nbytes, first, last, *_ = rows[i]
         if not nbytes:
             continue
         size = round_up(nbytes, alignment)
-        beside = np.flatnonzero(until[: begins.searchsorted(last, "right")] >= first)
+        beside = np.flatnonzero(last_steps[: begins.searchsorted(last, "right")] >= first)
         beside = beside[starts[beside].argsort()]
         tops = np.maximum.accumulate(np.concatenate(([0], ends[beside])))
         gaps = starts[beside] - tops[:-1]
         fitting = np.flatnonzero(gaps >= size)
         best = fitting[np.argmin(gaps[fitting])] if len(fitting) else -1
         offset = int(tops[best])
-        starts[rank[i]], ends[rank[i]], until[rank[i]] = offset, offset + size, last
+        starts[rank[i]], ends[rank[i]], last_steps[rank[i]] = offset, offset + size, last
     offsets = tuple(starts.clip(0)[rank].tolist())
     return ArenaPlan(rows, offsets, int(ends.max(initial=0)), peak_live(rows, alignment), "greedy")
 
@@ -202,11 +202,11 @@ class TokenPool:
     def request(self, nbytes: int, kind: Hashable = None) -> int:
         """Return a token for `nbytes`, of those of the same `kind` (device, scope, dtype)."""
         free = self._free.get(kind, [])
-        at = bisect_left(free, (nbytes,))
-        if at < len(free) and free[at][0] <= nbytes * MATCH_RANGE:
-            return free.pop(at)[2]
-        if at and free[at - 1][0] >= nbytes // MATCH_RANGE:
-            token = free.pop(at - 1)[2]
+        index = bisect_left(free, (nbytes,))
+        if index < len(free) and free[index][0] <= nbytes * MATCH_RANGE:
+            return free.pop(index)[2]
+        if index and free[index - 1][0] >= nbytes // MATCH_RANGE:
+            token = free.pop(index - 1)[2]
             self.sizes[token] = nbytes
             return token
         return self.new(nbytes)
@@ -243,18 +243,18 @@ def plan_relax(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
     (0, 4, 8)
     """
     rows = tuple(lifetimes)
-    apart = [row._replace(dtype=f"returned {i}") if row.returned else row for i, row in enumerate(rows)]
-    return _plan(apart, rows, alignment, "relax")
+    tagged = [row._replace(dtype=f"returned {i}") if row.returned else row for i, row in enumerate(rows)]
+    return _plan(tagged, rows, alignment, "relax")
 
 
-def _plan(told: Sequence[Lifetime], rows: tuple[Lifetime, ...], alignment: int, planner: str) -> ArenaPlan:
-    """Plan lifetimes; those `told` say whose tokens each may have."""
+def _plan(tagged: Sequence[Lifetime], rows: tuple[Lifetime, ...], alignment: int, planner: str) -> ArenaPlan:
+    """Plan lifetimes; tensors share tokens only where those of `tagged` have the same data type."""
     turns = [(row.first, False, tensor) for tensor, row in enumerate(rows)]
     turns += [(row.last, True, tensor) for tensor, row in enumerate(rows)]
     pool = TokenPool()
     token_of = [-1] * len(rows)
     for _, dies, tensor in sorted(turns):
-        row = told[tensor]
+        row = tagged[tensor]
         if not dies:
             token_of[tensor] = pool.request(row.nbytes, row.dtype)
         elif not row.returned:
@@ -302,7 +302,7 @@ def plan_too_large(
       largest holders  'a' 6 KiB; 'b' 4 KiB, at step 1 of the plan, its fullest
       what would help  at least 2 KiB more memory, or as much less in use: a smaller batch, recomputation
     """
-    left = (memory.capacity or 0) - memory.used
+    free = (memory.capacity or 0) - memory.used
     lines = [("limit", size_text(memory.capacity))]
     if memory.used:
         lines.append(("other users", f"{size_text(memory.used)} that are not planned, such as parameters"))
@@ -315,13 +315,13 @@ def plan_too_large(
     ]
     holders = "; ".join(largest_holders(live))
     lines.append(("largest holders", f"{holders}, at step {step} of the plan, its fullest"))
-    if plan.bound <= left:
+    if plan.bound <= free:
         lines.append(("what would help", "another planner, or the order of another linearizer"))
-    lines.append(("what would help", more_memory(plan.nbytes - left)))
-    what = (
-        f"the plan ({plan.planner}) takes {size_text(plan.nbytes)} of {size_text(left)} left, before time 0"
+    lines.append(("what would help", more_memory(plan.nbytes - free)))
+    problem = (
+        f"the plan ({plan.planner}) takes {size_text(plan.nbytes)} of {size_text(free)} left, before time 0"
     )
-    return out_of_memory(name, "planned", what, lines)
+    return out_of_memory(name, "planned", problem, lines)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -441,8 +441,8 @@ class PlannedAllocator(Allocator):
 
     def fits_empty(self, nbytes: int, stream: int = 0, owner: Owner = None) -> bool:
         """Return whether the plan has a place for the owner that is large enough."""
-        own = (self._plan.lifetimes[tensor] for tensor in self._tensors.get(owner, ()))
-        return nbytes == 0 or any(nbytes <= planned.nbytes for planned in own)
+        lifetimes = (self._plan.lifetimes[tensor] for tensor in self._tensors.get(owner, ()))
+        return nbytes == 0 or any(nbytes <= planned.nbytes for planned in lifetimes)
 
     def spans(self) -> Iterator[Span]:
         """Yield the live tensors and the gaps between them, in address order."""
@@ -499,13 +499,13 @@ def _tenants_before(plan: ArenaPlan) -> list[list[int]]:
                 continue
             end = start + lifetime.nbytes
             first, last = bisect_right(ends, start), bisect_left(ends, end)
-            here = slice(first, last + 1)  # the parts on which it lies
-            before.append([*dict.fromkeys(tenants[here])])
+            span = slice(first, last + 1)  # the parts on which it lies
+            before.append([*dict.fromkeys(tenants[span])])
             # What is left of the first of them, the tensor, what is left of the last: begin, end, tenant.
             begin = ends[first - 1] if first else 0
             parts = [(begin, start, tenants[first]), (start, end, tensor), (end, ends[last], tenants[last])]
-            kept = [(until, tenant) for since, until, tenant in parts if until > since]
-            ends[here], tenants[here] = map(list, zip(*kept, strict=True))
+            pieces = [(high, tenant) for low, high, tenant in parts if high > low]
+            ends[span], tenants[span] = map(list, zip(*pieces, strict=True))
     return before
 
 

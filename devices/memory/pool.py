@@ -72,8 +72,8 @@ class PoolAllocator(SegmentedAllocator):
         self._group_of = group_of
         self._held: Counter[Owner] = Counter()  # by group
         self._free = FreeList()
-        left = UNLIMITED_ARENA_BYTES if self.limit is None else self.limit - self.memory.used
-        self._arena_bytes = left // alignment * alignment
+        available = UNLIMITED_ARENA_BYTES if self.limit is None else self.limit - self.memory.used
+        self._arena_bytes = available // alignment * alignment
         self._base = 0
         if self._arena_bytes > 0:
             arena = self._new_segment(self._arena_bytes, 0, self._free)
@@ -122,8 +122,8 @@ class PoolAllocator(SegmentedAllocator):
         if self._within_limit(self.rounded_size(nbytes), owner):
             return []
         group = self._group_of(owner)
-        held, most = (format_bytes(x, iec=True) for x in (self._held[group], self._limits[group]))
-        return [f"a higher limit for {group!r}: it holds {held} of the {most} it may"]
+        used, limit = (format_bytes(x, iec=True) for x in (self._held[group], self._limits[group]))
+        return [f"a higher limit for {group!r}: it holds {used} of the {limit} it may"]
 
     def _within_limit(self, need: int, owner: Owner) -> bool:
         """Return whether the owner's group may hold `need` bytes more."""

@@ -57,8 +57,8 @@ def allocator_options(kind: str | Maker) -> dict[str, inspect.Parameter]:
     >>> list(allocator_options("caching"))
     ['limit', 'max_split_size', 'expandable_segments', 'roundup_power2_divisions']
     """
-    known = _parameters(kind, _maker(kind)).values()
-    return {p.name: p for p in known if p.kind is p.KEYWORD_ONLY and p.name != "name"}
+    options = _parameters(kind, _maker(kind)).values()
+    return {p.name: p for p in options if p.kind is p.KEYWORD_ONLY and p.name != "name"}
 
 
 def needs_capacity(kind: str) -> bool:
@@ -74,14 +74,14 @@ def _maker(kind: str | Maker) -> Maker:
 @functools.cache
 def _parameters(kind: str | Maker, make: Maker) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of what makes an allocator, once they are what the module's picture says."""
-    known = parameters(make) if callable(make) else {}
-    first = [p.name for p in known.values() if p.kind is not p.KEYWORD_ONLY]
-    if first not in (["capacity"], ["events", "capacity"]) or "name" not in known:
+    params = parameters(make) if callable(make) else {}
+    first = [p.name for p in params.values() if p.kind is not p.KEYWORD_ONLY]
+    if first not in (["capacity"], ["events", "capacity"]) or "name" not in params:
         raise InputError(
             f"the allocator {getattr(kind, '__name__', kind)!r} is none: it should be a class or function "
             "make(capacity, *, name) or make(events, capacity, *, name), its options after the name"
         )
-    return known
+    return params
 
 
 def make_allocator(
@@ -142,13 +142,13 @@ def make_allocator(
         raise InputError(f"{name}: the {kind} allocator needs to know what will be asked for")
     if lacks := sorted(getattr(make, "__abstractmethods__", ())):
         raise InputError(f"the allocator {make.__name__} should have a method {lacks[0]}; it has none")
-    found: Any = make(*([events] if planned else []), capacity, name=name, **options)
-    if not isinstance(found, Allocator):
-        raise InputError(f"{make.__name__} returned {found!r:.60}, should be a devices.memory.Allocator")
-    what = f"the allocator {type(found).__name__}"
-    require_call(what, found, "nbytes", "stream", "owner", method="try_alloc")
-    require_call(what, found, "block", method="free")
-    return found
+    allocator: Any = make(*([events] if planned else []), capacity, name=name, **options)
+    if not isinstance(allocator, Allocator):
+        raise InputError(f"{make.__name__} returned {allocator!r:.60}, should be a devices.memory.Allocator")
+    title = f"the allocator {type(allocator).__name__}"
+    require_call(title, allocator, "nbytes", "stream", "owner", method="try_alloc")
+    require_call(title, allocator, "block", method="free")
+    return allocator
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -216,18 +216,18 @@ options={'max_split_size': 20971520})
     caching, \
 counted, planned, pool, scratchpad
     """
-    given = {"name": value} if isinstance(value, str) else value
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+    spec = {"name": value} if isinstance(value, str) else value
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise InputError(
             f"{value!r} is no allocator; accepted: its name, as in caching, "
             "or a mapping, as in {name: caching, malloc: 150us}"
         )
-    name: str = given["name"]
+    name: str = spec["name"]
     kind = origin.lookup("sim.allocators", name) if ":" in name else name
     calls = {key: parameter for key, parameter in parameters(MemorySpec).items() if key.endswith("_ns")}
-    own = {key: parameter for key, parameter in allocator_options(kind).items() if key != "group_of"}
-    options = {key: value for key, value in given.items() if key != "name"}
-    chosen = arguments(f"the {name} allocator", {**own, **calls}, options)
+    accepted = {key: parameter for key, parameter in allocator_options(kind).items() if key != "group_of"}
+    options = {key: value for key, value in spec.items() if key != "name"}
+    chosen = arguments(f"the {name} allocator", {**accepted, **calls}, options)
     if "limits" in chosen:
         chosen["group_of"] = Groups(chosen["limits"])
     return MemorySpec(kind, **{key: chosen.pop(key) for key in calls if key in chosen}, options=chosen)

@@ -68,11 +68,11 @@ def columns_of(memories: DeviceMemories, journal: Journal) -> dict[str, IntArray
     journal : Journal
     """
     key, when = _calls(memories, journal)
-    taken, short = _bytes_taken(memories, key)
+    rounded, short = _bytes_taken(memories, key)
     if short is None:
         log = memories.log
-        for column, found in ((log.when, when), (log.key, key), (log.taken, taken[key >= 0])):
-            column.frombytes(found.tobytes())
+        for column, values in ((log.when, when), (log.key, key), (log.taken, rounded[key >= 0])):
+            column.frombytes(values.tobytes())
         columns = log.columns()
         counted = np.array([_is_counter(allocator) for allocator in memories.allocators])
         columns["reserved"] = np.where(counted[columns["device"]], columns["in_use"], columns["reserved"])
@@ -90,9 +90,9 @@ def _calls(memories: DeviceMemories, journal: Journal) -> tuple[IntArray, IntArr
     iterations = memories.job.iterations
     iteration = np.arange(iterations)[:, None]
 
-    def every(each: IntArray, of: IntArray) -> tuple[IntArray, IntArray]:
+    def every(nodes: IntArray, offsets: IntArray) -> tuple[IntArray, IntArray]:
         """Return, for each iteration, the tasks of some nodes and the keys of some buffers."""
-        return (iteration * n_nodes + each).ravel(), (iteration * n + of).ravel()
+        return (iteration * n_nodes + nodes).ravel(), (iteration * n + offsets).ravel()
 
     took, ended = np.zeros(n_nodes * iterations, np.int64), np.zeros(n_nodes * iterations, np.int64)
     takes = journal.task >= 0
@@ -103,24 +103,24 @@ def _calls(memories: DeviceMemories, journal: Journal) -> tuple[IntArray, IntArr
     maker = buffers.writes.rows()
     made_by = np.zeros(n, np.int64)
     made_by[buffers.writes.indices] = maker
-    making, made = every(maker, buffers.writes.indices)
-    unread = buffers.uses(iterations).ravel()[made] == 0
+    writing, written = every(maker, buffers.writes.indices)
+    unread = buffers.uses(iterations).ravel()[written] == 0
     # Who reads what; a key below 0 is of an iteration before the first.
     reading, read = every(buffers.reads.rows(), buffers.reads.indices)
     reading, read = reading[read >= 0], read[read >= 0]
-    there = took[read // n * n_nodes + made_by[read % n]] <= took[reading]
-    at_read = np.where(at_issue[reading] & there, took[reading], ended[reading])
-    over = making[unread]
-    at = np.concatenate((at_read, np.where(at_issue[over], took[over], ended[over])))
-    freed = np.concatenate((read, made[unread]))
-    order = np.argsort(at, kind="stable")
+    present = took[read // n * n_nodes + made_by[read % n]] <= took[reading]
+    at_read = np.where(at_issue[reading] & present, took[reading], ended[reading])
+    finished = writing[unread]
+    row = np.concatenate((at_read, np.where(at_issue[finished], took[finished], ended[finished])))
+    freed = np.concatenate((read, written[unread]))
+    order = np.argsort(row, kind="stable")
     last = np.zeros(n * iterations, np.int64)
     last[freed[order]] = order  # of several at one key the last counts
     is_last = last[freed] == np.arange(len(freed))
-    at = np.concatenate((took[making], at[is_last]))
-    key = np.concatenate((made, ~freed[is_last]))
-    order = np.argsort(at, kind="stable")  # at one place what is made comes first
-    return key[order], journal.time_ns[at[order]]
+    row = np.concatenate((took[writing], row[is_last]))
+    key = np.concatenate((written, ~freed[is_last]))
+    order = np.argsort(row, kind="stable")  # at one place what is made comes first
+    return key[order], journal.time_ns[row[order]]
 
 
 def _bytes_taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str | None]:
@@ -131,20 +131,20 @@ def _bytes_taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str
     n, nbytes, stream = memories.n_buffers, memories.buffers.nbytes, memories.stream.tolist()
     buffer = np.where(key < 0, ~key, key) % n
     device = memories.buffers.device[buffer]
-    taken = np.zeros(len(key), np.int64)
+    rounded = np.zeros(len(key), np.int64)
     blocks: dict[int, Block] = {}
-    asked = np.ones(len(key), bool)
+    uncounted = np.ones(len(key), bool)
     for d, allocator in enumerate(memories.allocators):
         if _is_counter(allocator):
-            here = device == d
-            asked &= ~here
-            taken[here] = -(-nbytes[buffer[here]] // allocator.alignment) * allocator.alignment
-    if not asked.any():
-        return taken, None
+            on_device = device == d
+            uncounted &= ~on_device
+            rounded[on_device] = -(-nbytes[buffer[on_device]] // allocator.alignment) * allocator.alignment
+    if not uncounted.any():
+        return rounded, None
     made_by = np.zeros(n, np.int64)
     made_by[memories.buffers.writes.indices] = memories.buffers.writes.rows()
     size, owner, names = nbytes.tolist(), made_by.tolist(), memories.names
-    for row in np.flatnonzero(asked).tolist():
+    for row in np.flatnonzero(uncounted).tolist():
         this, d, b = int(key[row]), int(device[row]), int(buffer[row])
         allocator = memories.allocators[d]
         if this < 0:
@@ -152,12 +152,12 @@ def _bytes_taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str
         else:
             block = allocator.take(size[b], stream[owner[b]], names[b])
             if block is None:
-                return taken, allocator.name
+                return rounded, allocator.name
             blocks[this] = block
-            taken[row] = block.nbytes
+            rounded[row] = block.nbytes
         if allocator.reserved != memories.reserved[d]:
             memories.reserve(d, row)
-    return taken, None
+    return rounded, None
 
 
 def _is_counter(allocator: Allocator) -> TypeGuard[CountedAllocator]:
@@ -218,8 +218,8 @@ class TensorMemories:
         """Return the memory of a run on the engine on SimPy."""
         with collector_paused():
             memories = DeviceMemories(job, context.flow, self.specs, self.lifetime, self.recordings)
-            made = TokenMemory if has_control_flow(job.graph) else TensorMemory
-            return made(memories, context, self.waits)
+            memory_type = TokenMemory if has_control_flow(job.graph) else TensorMemory
+            return memory_type(memories, context, self.waits)
 
     def afterwards(self, job: Job, flow: Flow) -> Afterwards | str:
         """Return how the log of a run on the kernel follows, or why it does not (`sim.kernel.columns`)."""
@@ -255,7 +255,7 @@ _Place = tuple[object, int]
 
 
 @dataclass(slots=True)
-class _Held:
+class _References:
     """What a task refers to, by key.
 
     Attributes
@@ -274,11 +274,11 @@ class _Held:
 
 
 class TokenMemory(TensorMemory):
-    """The memory of all devices during a run with control flow; is told of tokens (`TokenWatcher`)."""
+    """The memory of all devices during a run with control flow; hears of tokens (`TokenWatcher`)."""
 
     __slots__ = (
-        "_buffer_of", "_came", "_first", "_forwards", "_given", "_held", "_iteration_of", "_late", "_loose",
-        "_offers", "_read_by", "_slot",
+        "_buffer_of", "_came", "_first", "_forwards", "_given", "_iteration_of", "_late", "_loose", "_offers",
+        "_read_by", "_refs", "_slot",
     )  # fmt: skip
 
     def __init__(self, memories: DeviceMemories, context: Context, waits: bool) -> None:
@@ -295,8 +295,8 @@ class TokenMemory(TensorMemory):
         slot = np.arange(graph.n_tensors) - graph.first_output[graph.tensor_producer]
         self._slot: list[int] = [*slot.tolist(), *([0] * copies)]
         data = flow.carries != UNSET
-        own = flow.producer < flow.n_ops
-        buffer = np.where(own, flow.carries, graph.n_tensors - flow.n_ops + flow.producer)
+        from_op = flow.producer < flow.n_ops
+        buffer = np.where(from_op, flow.carries, graph.n_tensors - flow.n_ops + flow.producer)
         self._read_by: list[int] = np.bincount(
             np.append(buffer[data], [*self.offered.values()]).astype(np.int64), minlength=self.n_buffers
         ).tolist()
@@ -304,9 +304,9 @@ class TokenMemory(TensorMemory):
         self._forwards = forwarded_inputs(graph)
         self._loose = set(np.flatnonzero(non_strict_ops(graph)).tolist())
         self._came: dict[_Place, list[tuple[int, int]]] = {}  # tensors and keys, of an op that is no task yet
-        self._held: dict[int, _Held] = {}  # by task
+        self._refs: dict[int, _References] = {}  # by task
         # Of tasks that did not wait for all their inputs, until they end
-        self._late: dict[_Place, _Held] = {}
+        self._late: dict[_Place, _References] = {}
         self._given: set[int] = set()  # tasks that gave their tokens, and have not ended
         self._offers: dict[int, int] = {}  # Send (task) → the key of what it offers
 
@@ -319,7 +319,7 @@ class TokenMemory(TensorMemory):
 
     def came(self, task: Task, slot: int, consumer: int, place: object, late: bool) -> None:
         """Note that a token of `task` is kept for a reader."""
-        key = self._held[task.id].gives.get(slot)
+        key = self._refs[task.id].gives.get(slot)
         if key is None:  # it has no bytes, or they are there from the beginning
             return
         if not late:
@@ -334,31 +334,31 @@ class TokenMemory(TensorMemory):
         """Give `task` what came for it, and keys to what it will give."""
         op, place = task.op, (task.frame, task.op)
         came = self._came.pop(place, [])
-        held = self._held[task.id] = _Held([key for _, key in came])
+        refs = self._refs[task.id] = _References([key for _, key in came])
         self.ended.append(0)
         if op in self._loose:
-            self._late[place] = held
+            self._late[place] = refs
         if op in self._forwards and not task.dead:
             tensor, slots = self._forwards[op]
             passed_on = next((key for read, key in came if tensor in (read, ANY)), None)
             if passed_on is not None:
-                held.gives |= dict.fromkeys(slots, passed_on)
+                refs.gives |= dict.fromkeys(slots, passed_on)
                 self.uses[passed_on] += len(slots)
-        self._make_keys(task, held)
-        if op in self.offered and 0 in held.gives:
-            self._offers[task.id] = held.gives[0]
-            self.uses[held.gives[0]] += 1
+        self._make_keys(task, refs)
+        if op in self.offered and 0 in refs.gives:
+            self._offers[task.id] = refs.gives[0]
+            self.uses[refs.gives[0]] += 1
 
-    def _make_keys(self, task: Task, held: _Held) -> None:
+    def _make_keys(self, task: Task, refs: _References) -> None:
         op = task.op
         writes = self.writes[op]
         if not writes:
             return
-        held.first = len(self.home) - writes[0]
+        refs.first = len(self.home) - writes[0]
         for buffer in range(writes[0], writes[-1] + 1):
             is_read = self._read_by[buffer] > 0 and self.nbytes[buffer] > 0
             if is_read:
-                held.gives[self._slot[buffer]] = len(self.home)
+                refs.gives[self._slot[buffer]] = len(self.home)
             self.home.append(self.device_of[op])
             self.blocks.append(NOWHERE)
             self.uses.append(int(is_read))
@@ -392,13 +392,13 @@ class TokenMemory(TensorMemory):
 
     def _let_go(self, task: Task) -> bool:
         """Drop the references of `task` to what it gives; return whether anything became free."""
-        return self._drop(self._held.pop(task.id).gives.values(), task)
+        return self._drop(self._refs.pop(task.id).gives.values(), task)
 
     def _first_key(self, task: Task) -> int:
-        return self._held[task.id].first
+        return self._refs[task.id].first
 
     def _to_read(self, task: Task) -> tuple[Sequence[int], int]:
-        held = self._held[task.id]
-        reads, held.reads = held.reads, []
+        refs = self._refs[task.id]
+        reads, refs.reads = refs.reads, []
         self._late.pop((task.frame, task.op), None)
         return reads, 0

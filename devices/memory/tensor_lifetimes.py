@@ -106,7 +106,7 @@ class TensorMemory:
     def acquire(self, task: Task) -> int:
         """Take the outputs of `task`; see `sim.engine.Memory`."""
         if self.granted and task.id in self.granted:
-            return self._again(task)
+            return self._retry(task)
         node, now_ns, log = task.op, self.context.now_ns, self.log
         device, stream, charged = self.device_of[node], self.stream_of[node], self.charged[node]
         allocator = self.allocators[device]
@@ -114,7 +114,7 @@ class TensorMemory:
         for buffer in self.writes[node]:
             block = allocator.take(self.nbytes[buffer], stream, self.names[buffer])
             if block is None:
-                return self._full(task, allocator, stream, buffer, now_ns)
+                return self._wait_or_refuse(task, allocator, stream, buffer, now_ns)
             key = first + buffer
             self.blocks[key] = block
             log.when.append(now_ns)
@@ -122,27 +122,27 @@ class TensorMemory:
             log.taken.append(block.nbytes)
             if allocator.reserved != self.reserved[device]:
                 self.memories.reserve(device, len(log.key) - 1)
-        taken = _calls(allocator) if charged else None
+        totals = _calls(allocator) if charged else None
         if self.launched[node]:
             self._freed |= self._read(task, stream, now_ns)
         if not self.at_issue:
             self.granted.add(task.id)
-        if taken:
-            return self._charge(task, device, taken)
+        if totals:
+            return self._charge(task, device, totals)
         if charged and self.launched[node]:
             self.outstanding[device].add(task.id)
         return 0
 
-    def _charge(self, task: Task, device: int, taken: tuple[int, int, int]) -> int:
+    def _charge(self, task: Task, device: int, totals: tuple[int, int, int]) -> int:
         """Return what the calls to the device cost who makes them; `WAIT` if one waits until it is idle.
 
-        Those up to `taken` made room for the outputs, or freed what was read since the task before. What
+        Those up to `totals` made room for the outputs, or freed what was read since the task before. What
         `task` was the last to read is freed after its launch, or when it ends: who takes next pays for that.
         """
         spec = self.specs[device]
-        calls = zip(taken, self.paid_calls[device], strict=True)
+        calls = zip(totals, self.paid_calls[device], strict=True)
         mallocs, frees, synchronised = (done - paid for done, paid in calls)
-        self.paid_calls[device] = taken
+        self.paid_calls[device] = totals
         cost = spec.malloc_ns * mallocs + spec.free_ns * frees + spec.synchronisation_ns * synchronised
         if synchronised and self.outstanding[device]:
             self.granted.add(task.id)
@@ -152,7 +152,7 @@ class TensorMemory:
             self.outstanding[device].add(task.id)
         return cost
 
-    def _again(self, task: Task) -> int:
+    def _retry(self, task: Task) -> int:
         """Answer a task that has its memory already: it may still have to wait until the device is idle."""
         if task.id not in self.synchronising:
             return 0
@@ -163,7 +163,7 @@ class TensorMemory:
             self.outstanding[device].add(task.id)
         return self.synchronising.pop(task.id)
 
-    def _full(self, task: Task, allocator: Allocator, stream: int, buffer: int, now_ns: int) -> int:
+    def _wait_or_refuse(self, task: Task, allocator: Allocator, stream: int, buffer: int, now_ns: int) -> int:
         """Give back what `task` has got so far, and let it wait (always if by a plan); or raise."""
         waits = self.waits or self.planned[self.device_of[task.op]]
         nbytes, name = self.nbytes[buffer], self.names[buffer]
@@ -229,13 +229,13 @@ class TensorMemory:
         need = sum(self.nbytes[buffer] for buffer in writes)
         if self.planned[self.device_of[task.op]]:
             return f"memory: its place in the plan of {allocator.name}, made for its program order"
-        asked, held = (format_bytes(n, iec=True) for n in (need, allocator.in_use))
+        size, used = (format_bytes(n, iec=True) for n in (need, allocator.in_use))
         limit = format_bytes(allocator.limit, iec=True)
         holders = "; ".join(largest_holders(allocator.holders()))
         parted = ""
         if allocator.limit is not None and need <= allocator.limit - allocator.in_use:
             parted = f"; the largest free block is {format_bytes(allocator.largest_free(), iec=True)}"
-        return f"memory: {asked} on {allocator.name}, of whose {limit} {held} are in use by {holders}{parted}"
+        return f"memory: {size} on {allocator.name}, of whose {limit} {used} are in use by {holders}{parted}"
 
     def columns(self) -> dict[str, IntArray]:
         """Return the log: one row per allocation (change > 0) or free (change < 0), in order.
@@ -272,9 +272,9 @@ class TensorMemory:
                     continue
                 if block.stream != stream:
                     self.allocators[self.home[key]].note_use(block, stream)
-            left = uses[key] - 1
-            uses[key] = left
-            if not left:
+            remaining = uses[key] - 1
+            uses[key] = remaining
+            if not remaining:
                 self._free(key, task, stream, now_ns)
                 freed = True
         if task.op in self.unread:

@@ -42,7 +42,7 @@ from sim.base.files import loads_once, read_bytes
 #
 # The words are PyTorch's: ``torch.cuda.empty_cache``, ``Tensor.record_stream``, the actions of a snapshot.
 
-_SEGMENT: Final = (("nbytes",), ("stream",))
+_SEGMENT_FIELDS: Final = (("nbytes",), ("stream",))
 
 FIELDS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "alloc": (("id", "nbytes"), ("stream",)),
@@ -52,10 +52,10 @@ FIELDS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "reached": (("id",), ()),
     "empty_cache": ((), ()),
     "oom": (("nbytes",), ("stream",)),
-    "segment_alloc": _SEGMENT,
-    "segment_free": _SEGMENT,
-    "segment_map": _SEGMENT,
-    "segment_unmap": _SEGMENT,
+    "segment_alloc": _SEGMENT_FIELDS,
+    "segment_free": _SEGMENT_FIELDS,
+    "segment_map": _SEGMENT_FIELDS,
+    "segment_unmap": _SEGMENT_FIELDS,
 }
 """What each op needs besides its name, and what it may have."""
 
@@ -83,7 +83,7 @@ class MemoryEvent(NamedTuple):
     returned: bool = False
 
 
-_MOST_HELD: Final = 2**60
+_MOST_BYTES: Final = 2**60
 
 
 def checked_events(events: Iterable[tuple[str, MemoryEvent]]) -> Iterator[MemoryEvent]:
@@ -108,16 +108,16 @@ def checked_events(events: Iterable[tuple[str, MemoryEvent]]) -> Iterator[Memory
     """
     live: dict[str | int, tuple[str, int]] = {}
     freed: dict[str | int, str] = {}
-    held = 0
+    total = 0
     for where, event in events:
         if event.op == "alloc":
             if event.id in live:
                 since, _ = live[event.id]
                 raise InputError(f"{where}: {event.id!r} is allocated, and lives already, since {since}")
             live[event.id] = (where, event.nbytes)
-            held += event.nbytes
-            if held > _MOST_HELD:
-                raise InputError(f"{where}: {event.id!r} makes {held:,} bytes alive, more than there is")
+            total += event.nbytes
+            if total > _MOST_BYTES:
+                raise InputError(f"{where}: {event.id!r} makes {total:,} bytes alive, more than there is")
         elif event.op in ("free", "record_stream"):
             if event.id not in live:
                 done = "freed" if event.op == "free" else "used on another stream"
@@ -125,7 +125,7 @@ def checked_events(events: Iterable[tuple[str, MemoryEvent]]) -> Iterator[Memory
                 raise InputError(f"{where}: {event.id!r} is {done}, and was {past}")
             if event.op == "free":
                 since, nbytes = live.pop(event.id)
-                held -= nbytes
+                total -= nbytes
                 if event.nbytes not in (0, nbytes):
                     sizes = f"{event.nbytes} bytes, and was allocated with {nbytes}"
                     raise InputError(f"{where}: {event.id!r} is freed with {sizes}, {since}")
@@ -152,8 +152,8 @@ def json_lines(events: Iterable[MemoryEvent]) -> Iterator[str]:
     usual = MemoryEvent._field_defaults
     for event in events:
         needed, optional = FIELDS[event.op]
-        given = [key for key in optional if getattr(event, key) != usual[key]]
-        yield json.dumps({"op": event.op, **{key: getattr(event, key) for key in (*needed, *given)}})
+        extra = [key for key in optional if getattr(event, key) != usual[key]]
+        yield json.dumps({"op": event.op, **{key: getattr(event, key) for key in (*needed, *extra)}})
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def json_lines(events: Iterable[MemoryEvent]) -> Iterator[str]:
 # blocks are the events. The format: PyTorch, ``torch/cuda/memory.py``, ``torch/cuda/_memory_viz.py`` and
 # ``TraceEntry`` in ``c10/cuda/CUDACachingAllocator.h``.
 
-_NO_EVENT: Final = ("free_requested", "oom", "snapshot", "user_defined")
+_IGNORED_ACTIONS: Final = ("free_requested", "oom", "snapshot", "user_defined")
 """What changes no memory: ``oom`` comes after the ``segment_free`` of all that its retry gave back."""
 
 _LENGTHS: Final = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4} | {
@@ -186,15 +186,15 @@ _LENGTHS: Final = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_A
     pickletools.TAKEN_FROM_ARGUMENT8U: 8,
 }
 _ARGUMENTS: Final = {
-    each.code.encode("latin-1"): 0 if each.arg is None else each.arg.n for each in pickletools.opcodes
+    opcode.code.encode("latin-1"): 0 if opcode.arg is None else opcode.arg.n for opcode in pickletools.opcodes
 }
-_COUNTED: Final = {code: _LENGTHS[n] for code, n in _ARGUMENTS.items() if n in _LENGTHS}
-_LINES: Final = {code for code, n in _ARGUMENTS.items() if n == pickletools.UP_TO_NEWLINE} - {b"c", b"i"}
-_OF_LENGTH: Final = group_pairs(
+_LENGTH_BYTES: Final = {code: _LENGTHS[n] for code, n in _ARGUMENTS.items() if n in _LENGTHS}
+_TEXT_CODES: Final = {code for code, n in _ARGUMENTS.items() if n == pickletools.UP_TO_NEWLINE} - {b"c", b"i"}
+_BY_LENGTH: Final = group_pairs(
     (n, re.escape(code)) for code, n in _ARGUMENTS.items() if n >= 0 and code not in (b".", b"r")
 )
-_FIXED: Final = re.compile(
-    b"(?:%s)*+" % b"|".join(b"[%s].{%d}" % (b"".join(codes), n) for n, codes in _OF_LENGTH.items()),
+_FIXED_LENGTH: Final = re.compile(
+    b"(?:%s)*+" % b"|".join(b"[%s].{%d}" % (b"".join(codes), n) for n, codes in _BY_LENGTH.items()),
     re.DOTALL,
 )
 """A run of opcodes whose arguments are of a fixed length."""
@@ -237,27 +237,27 @@ def _check_memo(data: bytes) -> None:
 
     The table for it is made as long as the highest place: nine bytes could ask for gigabytes.
     """
-    at = 0
-    while (at := _FIXED.match(data, at).end()) < len(data):  # type: ignore[union-attr]
-        code = data[at : at + 1]
-        if code in _COUNTED:
-            n = _COUNTED[code]
-            at += 1 + n + int.from_bytes(data[at + 1 : at + 1 + n], "little")
+    offset = 0
+    while (offset := _FIXED_LENGTH.match(data, offset).end()) < len(data):  # type: ignore[union-attr]
+        code = data[offset : offset + 1]
+        if code in _LENGTH_BYTES:
+            n = _LENGTH_BYTES[code]
+            offset += 1 + n + int.from_bytes(data[offset + 1 : offset + 1 + n], "little")
         elif code == b"r":  # LONG_BINPUT
-            _check_place(int.from_bytes(data[at + 1 : at + 5], "little"), at)
-            at += 5
-        elif code in _LINES:
-            end = data.find(b"\n", at) + 1 or len(data)  # 0: there is no other line
+            _check_slot(int.from_bytes(data[offset + 1 : offset + 5], "little"), offset)
+            offset += 5
+        elif code in _TEXT_CODES:
+            end = data.find(b"\n", offset) + 1 or len(data)  # 0: there is no other line
             if code == b"p":  # PUT
-                _check_place(int(data[at + 1 : end]), at)
-            at = end
+                _check_slot(int(data[offset + 1 : end]), offset)
+            offset = end
         else:  # the end, a name, or no pickle: whoever loads it says so
             return
 
 
-def _check_place(place: int, before: int) -> None:
-    if place > before:
-        raise InputError(f"puts something at place {place:,} of its memo, and begins with {before} bytes")
+def _check_slot(slot: int, before: int) -> None:
+    if slot > before:
+        raise InputError(f"puts something at place {slot:,} of its memo, and begins with {before} bytes")
 
 
 def events_of_snapshot(snapshot: Any, source: str, *, device: int | None = None) -> list[MemoryEvent]:
@@ -288,9 +288,9 @@ def events_of_snapshot(snapshot: Any, source: str, *, device: int | None = None)
     if not isinstance(trace, list):
         raise InputError(f"{source}: device_traces[{chosen}]: {type(trace).__name__}, expected a list")
     events = _events(trace, live, f"{source}: device_traces[{chosen}]")
-    held = sum(block["size"] for segment in of_device for block in segment["blocks"])
-    held -= sum(HELD.get(event.op, 0) * event.nbytes for event in events)
-    before = [MemoryEvent("segment_alloc", nbytes=held)] if held > 0 else []
+    reserved = sum(block["size"] for segment in of_device for block in segment["blocks"])
+    reserved -= sum(HELD.get(event.op, 0) * event.nbytes for event in events)
+    before = [MemoryEvent("segment_alloc", nbytes=reserved)] if reserved > 0 else []
     return [*before, *events]
 
 
@@ -300,29 +300,29 @@ def _events(trace: list[Any], live: dict[int, tuple[int, int]], where: str) -> l
     before: dict[int, MemoryEvent] = {}
     names: dict[int, str] = {}
     for i, entry in enumerate(trace):
-        at = f"{where}[{i}]"
-        action = _field(entry, "action", str, at)
-        if action in _NO_EVENT:
+        path = f"{where}[{i}]"
+        action = _field(entry, "action", str, path)
+        if action in _IGNORED_ACTIONS:
             continue
-        nbytes = _field(entry, "size", int, at)
-        stream = _field(entry, "stream", int, at)
+        nbytes = _field(entry, "size", int, path)
+        stream = _field(entry, "stream", int, path)
         if action in HELD:
             recorded.append(MemoryEvent(action, nbytes=nbytes, stream=stream))
             continue
         if action not in ("alloc", "free_completed"):
-            known = ("alloc", "free_completed", *_NO_EVENT, *HELD)
-            raise InputError(f"{at}: action: {action[:40]!r}; accepted: {', '.join(sorted(known))}")
-        address = _field(entry, "addr", int, at)
+            accepted = ("alloc", "free_completed", *_IGNORED_ACTIONS, *HELD)
+            raise InputError(f"{path}: action: {action[:40]!r}; accepted: {', '.join(sorted(accepted))}")
+        address = _field(entry, "addr", int, path)
         if action == "alloc":
             if address in names:
-                raise InputError(f"{at}: allocates address {address:#x}, where {names[address]!r} lives")
+                raise InputError(f"{path}: allocates address {address:#x}, where {names[address]!r} lives")
             names[address] = f"{i}{_frame(entry)}"
             recorded.append(MemoryEvent("alloc", names[address], nbytes, stream))
         else:
             if address not in names:
                 name = f"before {address:#x}"
                 if address in before:
-                    raise InputError(f"{at}: frees address {address:#x}, where nothing lives")
+                    raise InputError(f"{path}: frees address {address:#x}, where nothing lives")
                 before[address] = MemoryEvent("alloc", name, nbytes, stream)
                 names[address] = name
             recorded.append(MemoryEvent("free", names.pop(address)))
@@ -334,7 +334,7 @@ def _events(trace: list[Any], live: dict[int, tuple[int, int]], where: str) -> l
 
 def _live_blocks(segments: list[Any], source: str) -> dict[int, tuple[int, int]]:
     """Return address → (bytes asked for, stream) of the blocks in use at the time of the snapshot."""
-    found = {}
+    blocks = {}
     for segment in segments:
         where = f"{source}: segment at {_field(segment, 'address', int, f'{source}: a segment'):#x}"
         stream = _field(segment, "stream", int, where)
@@ -342,27 +342,27 @@ def _live_blocks(segments: list[Any], source: str) -> dict[int, tuple[int, int]]
         for block in _field(segment, "blocks", list, where):
             size = _field(block, "size", int, where)
             if _field(block, "state", str, where).startswith("active"):
-                asked = _field(block, "requested_size", int, where) if "requested_size" in block else size
-                found[address] = (asked, stream)
+                requested = _field(block, "requested_size", int, where) if "requested_size" in block else size
+                blocks[address] = (requested, stream)
             address += size
-    return found
+    return blocks
 
 
 def _device(segments: list[Any], traces: list[Any], device: int | None, source: str) -> int:
     """Return the device that is meant."""
     with_events = {i for i, trace in enumerate(traces) if trace}
     with_events.update(_field(segment, "device", int, f"{source}: a segment") for segment in segments)
-    known = sorted(with_events)
-    if not known:
+    devices = sorted(with_events)
+    if not devices:
         raise InputError(
             f"{source}: the snapshot is empty; call torch.cuda.memory._record_memory_history() before the run"
         )
-    names = ", ".join(map(str, known))
-    if device is None and len(known) > 1:
-        raise InputError(f"{source}: {len(known)} devices have events; say which one of {names}")
-    if device not in (None, *known):
+    names = ", ".join(map(str, devices))
+    if device is None and len(devices) > 1:
+        raise InputError(f"{source}: {len(devices)} devices have events; say which one of {names}")
+    if device not in (None, *devices):
         raise InputError(f"{source}: nothing was recorded on device {device}; devices with events: {names}")
-    return known[0] if device is None else device
+    return devices[0] if device is None else device
 
 
 def _field(row: Any, key: str, kind: type, where: str) -> Any:
@@ -406,19 +406,19 @@ def read_events(path: str | os.PathLike[str], *, device: int | None = None) -> l
     InputError
         The file cannot be read, or it is not such a trace; the message begins with the file and line.
     """
-    shown = os.fspath(path)
+    source = os.fspath(path)
     data = read_bytes(path)
     if data[:1] == b"\x80":
-        return events_of_snapshot(load_plain_pickle(data, shown), shown, device=device)
+        return events_of_snapshot(load_plain_pickle(data, source), source, device=device)
     if device is not None:
-        raise InputError(f"{shown}: no device {device} to choose in JSON lines, which are of one device")
+        raise InputError(f"{source}: no device {device} to choose in JSON lines, which are of one device")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{shown}: neither JSON lines nor a pickled memory snapshot (byte {error.start} is not UTF-8)"
+            f"{source}: neither JSON lines nor a pickled memory snapshot (byte {error.start} is not UTF-8)"
         ) from error
-    return read_json_lines(text, shown)
+    return read_json_lines(text, source)
 
 
 def read_json_lines(text: str, source: str) -> list[MemoryEvent]:
@@ -462,9 +462,9 @@ def _event(line: str) -> MemoryEvent:
     try:
         row = loads_once(line)
     except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise InputError(
-            f"the line is not JSON: {why} (a trace is JSON lines, or a pickled memory snapshot)"
+            f"the line is not JSON: {reason} (a trace is JSON lines, or a pickled memory snapshot)"
         ) from error
     if not isinstance(row, dict):
         raise InputError(f"no object; expected one such as {_EXAMPLE}")

@@ -82,8 +82,8 @@ def presets(group: str = "sim.devices") -> list[plugins.Description]:
 
 
 def _describe(group: str, name: str, origin: plugins.Origin) -> dict[str, Any]:
-    found = origin.lookup(group, name)
-    spec = found() if callable(found) else found
+    preset = origin.lookup(group, name)
+    spec = preset() if callable(preset) else preset
     if not isinstance(spec, Mapping):
         raise InputError(f"the preset {name!r} is no description: it should be a mapping, found {spec!r}")
     return dict(spec)
