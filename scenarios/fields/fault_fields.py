@@ -54,19 +54,19 @@ def read_causes(path: Path) -> dict[str, int]:
     missing = [name for name in ("component", "count") if name not in header]
     if missing:
         raise InputError(f"{path}: has no column {missing[0]!r}; found {', '.join(header) or 'none'}")
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for where, row in rows:
         component, count = row["component"], row["count"]
         if not component or not count.isdecimal():
             raise InputError(
                 f"{where}: should have a component and a whole count, not {component!r}, {count!r}"
             )
-        if component in found:
+        if component in counts:
             raise InputError(f"{where}: {component!r} is counted twice")
-        found[component] = int(count)
-    if not any(found.values()):
+        counts[component] = int(count)
+    if not any(counts.values()):
         raise InputError(f"{path}: counts no failure")
-    return {component: count for component, count in found.items() if count}
+    return {component: count for component, count in counts.items() if count}
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -100,15 +100,15 @@ class EventFields(Strict):
 
 def need_one(fields: Strict, keys: Sequence[str]) -> None:
     """Raise unless exactly one of the keys is given."""
-    given = [key for key in keys if getattr(fields, key) is not None]
-    if len(given) != 1:
-        raise fault(f"needs one of {', '.join(keys)}; found {' and '.join(given) or 'none'}")
+    present = [key for key in keys if getattr(fields, key) is not None]
+    if len(present) != 1:
+        raise fault(f"needs one of {', '.join(keys)}; found {' and '.join(present) or 'none'}")
 
 
 def need_own_names(failures: Collection[str], slow_downs: Collection[str]) -> None:
     """Raise if a failure and a slow-down have one name, by which both would come at the same times."""
-    if both := sorted({*failures} & {*slow_downs}):
-        raise fault(f"{both[0]!r} is the name of two causes", ("slow_downs", both[0]))
+    if shared := sorted({*failures} & {*slow_downs}):
+        raise fault(f"{shared[0]!r} is the name of two causes", ("slow_downs", shared[0]))
 
 
 class CountedFields(EventFields):
@@ -187,18 +187,18 @@ class CauseFields(EventFields):
             "link": [link.name for link in machine.links],
         }
         kind, pattern = next((kind, getattr(self, kind)) for kind in names if getattr(self, kind) is not None)
-        found = tuple(
+        indices = tuple(
             k for k, name in enumerate(names[kind]) if pattern == name or fnmatchcase(name, pattern)
         )
-        if not found:
+        if not indices:
             with error_path(kind):
                 raise UnknownNameError(kind, pattern, names[kind])
         if kind == "link":
-            for k in found:
+            for k in indices:
                 _refuse_steady(machine.links[k])
-        at = tuple((time_ns, place) for time_ns in self.at or () for place in range(len(found)))
+        times = tuple((time_ns, index) for time_ns in self.at or () for index in range(len(indices)))
         mtbf_ns = None if self.mtbf is None else Fraction(self.mtbf)
-        return {"kind": kind, "parts": found, "at": at, "mtbf_ns": mtbf_ns}
+        return {"kind": kind, "parts": indices, "at": times, "mtbf_ns": mtbf_ns}
 
 
 def _refuse_steady(link: Link) -> None:

@@ -130,33 +130,33 @@ def read_goal(minimise: str | None, maximise: str | None, subject_to: Sequence[s
     """
     if minimise is not None and maximise is not None:
         raise InputError("give --minimise or --maximise, not both")
-    what = minimise if minimise is not None else maximise
-    if what is None:
+    result = minimise if minimise is not None else maximise
+    if result is None:
         if subject_to:
             raise InputError("--subject-to is a limit on an answer: say what to --minimise or --maximise")
         return None
     option = "--minimise" if minimise is not None else "--maximise"
-    with in_file(f"{option} {what}"):
-        check_named(what)
-    if not result_named(what).is_amount:
-        raise InputError(f"{option} {what}: has no least and no most")
-    return Goal(what, maximise is not None, tuple(_limits(subject_to)))
+    with in_file(f"{option} {result}"):
+        check_named(result)
+    if not result_named(result).is_amount:
+        raise InputError(f"{option} {result}: has no least and no most")
+    return Goal(result, maximise is not None, tuple(_limits(subject_to)))
 
 
 def _limits(texts: Sequence[str]) -> Iterator[Limit]:
     for text in texts:
         parts = re.fullmatch(r"\s*(.+?)\s*(?:(<=|>=|=)\s*(.+?)\s*)?", text)
-        what, sign, value = parts.groups() if parts else ("", None, "")
-        if not what or (sign is None and re.search("[<>]", what)):
+        result, sign, value = parts.groups() if parts else ("", None, "")
+        if not result or (sign is None and re.search("[<>]", result)):
             raise InputError(f"--subject-to {text!r}: give a result and its limit, as in 'mfu>=40%', or fits")
-        if what == "fits" and sign is None:
+        if result == "fits" and sign is None:
             continue
-        with in_file(f"--subject-to {what}"):
-            check_named(what)
+        with in_file(f"--subject-to {result}"):
+            check_named(result)
         if sign is None:
-            raise InputError(f"--subject-to {text!r}: give its limit, too, as in '{what}<=...'")
+            raise InputError(f"--subject-to {text!r}: give its limit, too, as in '{result}<=...'")
         with in_file(f"--subject-to {text!r}"):
-            yield Limit(what, _SIGNS[sign], result_named(what).read_text(value), value)
+            yield Limit(result, _SIGNS[sign], result_named(result).read_text(value), value)
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -168,8 +168,8 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     [1, 3, 0]
     """
     order = sorted(range(len(points)), key=lambda i: (*points[i], i))
-    found: list[int] = []
+    indices: list[int] = []
     for i in order:
-        if not found or points[i][1] < points[found[-1]][1]:
-            found.append(i)
-    return found
+        if not indices or points[i][1] < points[indices[-1]][1]:
+            indices.append(i)
+    return indices

@@ -87,8 +87,8 @@ def _keys(value: Any) -> Iterator[Any]:
 
 
 def _read(value: Any) -> BaseModel:
-    whole = PRESET.whole(value)
-    return machine_model(frozenset(_keys(whole)) | {"preset"}).model_validate(whole)
+    mapping = PRESET.whole(value)
+    return machine_model(frozenset(_keys(mapping)) | {"preset"}).model_validate(mapping)
 
 
 AnyMachine = Annotated[BaseModel, PlainValidator(_read)]

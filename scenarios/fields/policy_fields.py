@@ -133,7 +133,7 @@ def _of_a_run(value: Any) -> str:
     if not keys or any(key in Condition.model_fields for key in keys):
         return "<condition>"
     results = [nearest(key.partition(".")[0], RESULTS) for key in keys]
-    mapping = any(isinstance(each, dict) for each in value.values())
+    mapping = any(isinstance(item, dict) for item in value.values())
     near = any(nearest(key, Condition.model_fields) for key in keys)
     return "<run>" if mapping or (any(results) and not near) else "<condition>"
 
@@ -220,11 +220,11 @@ class NoiseFields(Strict):
     devices: dict[Name, Factor] = Field(default_factory=dict)
     stragglers: StragglerFields | None = None
 
-    def noise(self, known: Container[str]) -> Noise:
-        """Return the noise for `sim.job.build_job.make_job`, for those devices that are in `known`."""
+    def noise(self, device_names: Container[str]) -> Noise:
+        """Return the noise for `sim.job.build_job.make_job`, for those devices that are in `device_names`."""
         from sim.job.noise import Noise
 
-        devices = {name: factor for name, factor in self.devices.items() if name in known}
+        devices = {name: factor for name, factor in self.devices.items() if name in device_names}
         rare = (self.stragglers.probability, self.stragglers.factor) if self.stragglers else ()
         return Noise(self.jitter, devices, *rare)
 

@@ -162,10 +162,10 @@ class _Result(NamedTuple):
     def get(self, summary: Summary, trace: Trace, name: str) -> Value | None:
         """Return the value of a run, or None if the run has no such result."""
         if self.unit is ORDER:
-            here = trace.executed
+            executed = trace.executed
             if name:
-                here = here & (trace.device == trace.job.machine.device_index(name))
-            return row_names(trace, np.flatnonzero(here))
+                executed = executed & (trace.device == trace.job.machine.device_index(name))
+            return row_names(trace, np.flatnonzero(executed))
         if self.unit is OUTCOME:
             return "an op failed" if trace.failed else DONE
         if self.unit is FILE:
@@ -173,13 +173,13 @@ class _Result(NamedTuple):
         if self.of == "op":
             row = row_of(trace, name)
             return None if row is None else int(trace.tasks[self.key][row])
-        found: Any = summary
+        result: Any = summary
         if self.of == "recovery" and not name:
             return summary.get("serving", {}).get("request_goodput")
         if self.of == "recovery":
-            found = summary["training_run"]["recovery"][name]
+            result = summary["training_run"]["recovery"][name]
         elif self.of:
-            found = summary[f"{self.of}s"][name]
+            result = summary[f"{self.of}s"][name]
         if self.key in OBJECTIVES:
             return OBJECTIVES[self.key][0](trace)
         if self.key == "exposed_ns":
@@ -188,8 +188,8 @@ class _Result(NamedTuple):
 
             return sum(exposed_communication(DerivedColumns(trace)).get(name, {}).values())
         for part in self.key.split("."):
-            found = (found or {}).get(part)
-        return found
+            result = (result or {}).get(part)
+        return result
 
 
 RESULTS: Final[Mapping[str, _Result]] = {
@@ -268,19 +268,19 @@ WORDS: Final = {"equals": "", "tolerance": "give or take ", "at_most": "at most 
 """Key of a condition -> the words before its value."""
 
 
-def result_named(what: str) -> _Result:
+def result_named(name: str) -> _Result:
     """Return the result of a name such as ``peak_memory.gpu0``."""
-    return RESULTS[what.partition(".")[0]]
+    return RESULTS[name.partition(".")[0]]
 
 
-def check_named(what: str) -> None:
+def check_named(full_name: str) -> None:
     """Raise if the result is unknown, or if a name after its dot is missing or superfluous.
 
     Raises
     ------
     InputError
     """
-    kind, _, name = what.partition(".")
+    kind, _, name = full_name.partition(".")
     if kind not in RESULTS:
         raise InputError(f"unknown result {kind!r}{hint(kind, RESULTS)}")
     result = RESULTS[kind]
@@ -307,13 +307,13 @@ def _plain_number(text: str) -> int | float | None:
     return None
 
 
-def column_of_result(what: str) -> str:
+def column_of_result(full_name: str) -> str:
     """Return the column of a result in a table of runs: ``makespan_ns``, ``gpu0.peak_memory_bytes``."""
-    kind, _, name = what.partition(".")
+    kind, _, name = full_name.partition(".")
     return f"{name}.{RESULTS[kind].key}" if name else RESULTS[kind].key
 
 
-def result_of_run(what: str, summary: Summary, trace: Trace) -> Value:
+def result_of_run(full_name: str, summary: Summary, trace: Trace) -> Value:
     """Return a result of a run by its name.
 
     Raises
@@ -321,48 +321,48 @@ def result_of_run(what: str, summary: Summary, trace: Trace) -> Value:
     InputError
         The run has no such result.
     """
-    kind, _, name = what.partition(".")
-    found = None
+    kind, _, name = full_name.partition(".")
+    result = None
     with suppress(KeyError):  # this run has no such device or link
-        found = RESULTS[kind].get(summary, trace, name)
-    if found is None:
-        raise InputError(f"{what}: {no_such_result(what)}")
-    return found
+        result = RESULTS[kind].get(summary, trace, name)
+    if result is None:
+        raise InputError(f"{full_name}: {no_such_result(full_name)}")
+    return result
 
 
-def no_such_result(what: str, whose: str = "this run") -> str:
+def no_such_result(full_name: str, owner: str = "this run") -> str:
     """Return a message that a run lacks a result, and what to write if it is a result of a part."""
-    kind, _, name = what.partition(".")
+    kind, _, name = full_name.partition(".")
     result = RESULTS[kind]
-    why = OBJECTIVES.get(result.key, ("", ""))[1]
+    reason = OBJECTIVES.get(result.key, ("", ""))[1]
     if result.of and not name:
-        why = f"{what}.NAME is that of one {result.of}"
-    return f"{whose} has no such result" + (f"; {why}" if why else "")
+        reason = f"{full_name}.NAME is that of one {result.of}"
+    return f"{owner} has no such result" + (f"; {reason}" if reason else "")
 
 
-def shown_result(what: str, value: Value) -> str:
+def shown_result(name: str, value: Value) -> str:
     """Return a result as text for people, rounded and with its unit."""
     # the goodput of a recovery is a share, that of a server a rate
-    unit = SHARE if what.startswith("goodput.") else result_named(what).unit
+    unit = SHARE if name.startswith("goodput.") else result_named(name).unit
     return (unit.brief or unit.show)(value)
 
 
-def label_result(axis: XAxis | YAxis, what: str) -> None:
+def label_result(axis: XAxis | YAxis, name: str) -> None:
     """Label an axis with a result, with ticks at round values in its unit."""
     from matplotlib.ticker import MaxNLocator
 
     from sim.plot.memory import byte_unit
 
-    unit = result_named(what).unit
+    unit = result_named(name).unit
 
     class Round(MaxNLocator):
         def tick_values(self, vmin: float, vmax: float) -> Any:
             one = byte_unit(int(vmax))[0] if unit is _BYTES else 1
             return one * np.asarray(super().tick_values(vmin / one, vmax / one))
 
-    axis.set_label_text(what, parse_math=False)
+    axis.set_label_text(name, parse_math=False)
     axis.set_major_locator(Round(nbins=5 if axis.axis_name == "x" else 8, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(lambda y, _: shown_result(what, round(y) if y > 100 else y) if y else "0")
+    axis.set_major_formatter(lambda y, _: shown_result(name, round(y) if y > 100 else y) if y else "0")
 
 
 def task_names(job: Job) -> set[str]:
@@ -421,7 +421,7 @@ def throughput(summary: Mapping[str, Any], iterations: int, batch: int | None) -
         return {}
     seconds = summary["makespan_ns"] / units.NS_PER_S
     if (pipeline := summary.get("pipeline")) is not None:
-        found = {"micro_batches_per_s": iterations * pipeline["micro_batches"] / seconds}
+        rates = {"micro_batches_per_s": iterations * pipeline["micro_batches"] / seconds}
         batch = pipeline.get("batch")
-        return found if batch is None else {"samples_per_s": iterations * batch / seconds, **found}
+        return rates if batch is None else {"samples_per_s": iterations * batch / seconds, **rates}
     return {} if batch is None else {"samples_per_s": iterations * batch / seconds}

@@ -59,11 +59,11 @@ def key_and_value(setting: str, option: str, example: str) -> tuple[str, str]:
 
 def plain_settings(settings: Iterable[str], example: str) -> dict[str, Any]:
     """Return the keys and YAML values of ``--set`` options that do not change a scenario."""
-    found = {}
+    values = {}
     for setting in settings:
         key, value = key_and_value(setting, "--set", example)
-        found[key] = read_yaml_text(value, f"--set {setting}", places=False).plain()
-    return found
+        values[key] = read_yaml_text(value, f"--set {setting}", places=False).plain()
+    return values
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Document:
                 path = os.path.realpath(path)
                 root = read_yaml_text(json.dumps(as_scenario(path)), path, places=False)
                 return cls(root, Path(path), allowed=allowed)
-        return cls(_whole(read_yaml(path), Path(path), allowed.outside), Path(path), allowed=allowed)
+        return cls(_with_bases(read_yaml(path), Path(path), allowed.outside), Path(path), allowed=allowed)
 
     @classmethod
     def from_text(cls, text: str, folder: str | Path, allowed: Allowed = NOTHING) -> Document:
@@ -117,7 +117,7 @@ class Document:
         if not isinstance(text, str):
             raise InputError(f"a scenario should be a text of YAML, not {clip_repr(text)}")
         path = Path(folder) / "scenario"
-        root = _whole(read_yaml_text(text, path.name), path, allowed.outside)
+        root = _with_bases(read_yaml_text(text, path.name), path, allowed.outside)
         return cls(root, path, allowed=allowed)
 
     @property
@@ -152,23 +152,23 @@ class Document:
         entry, policy = self.at(loc), self.at(("policy",))
         if loc[:1] != ("compare",) or not key or entry is None or policy is None:
             return loc
-        own, base = (
+        entry_keys, policy_keys = (
             node.value if isinstance(node.value, dict) else {"name": node} for node in (entry, policy)
         )
-        return ("policy",) if key[0] in base and not {key[0], "runtime"} & own.keys() else loc
+        return ("policy",) if key[0] in policy_keys and not {key[0], "runtime"} & entry_keys.keys() else loc
 
     def matching(self, *patterns: str) -> Iterator[Loc]:
         """Yield the paths that match dotted patterns; ``*`` is any key of a mapping or item of a list."""
         for pattern in patterns:
-            found: list[tuple[Loc, Node]] = [((), self.root)]
+            matches: list[tuple[Loc, Node]] = [((), self.root)]
             for part in pattern.split("."):
-                found = [
+                matches = [
                     ((*loc, key), item)
-                    for loc, node in found
+                    for loc, node in matches
                     for key, item in (node.items() if part == "*" else [(part, node.child(part))])
                     if item is not None
                 ]
-            yield from (loc for loc, _ in found)
+            yield from (loc for loc, _ in matches)
 
     def place(self, loc: Loc, *, key: bool = False) -> Place:
         """Return the place of the value at `loc` (or of its key), or of the nearest value around it."""
@@ -177,8 +177,8 @@ class Document:
     def error(self, loc: Loc, message: str, *, key: bool = False) -> ScenarioError:
         """Return an error that begins with its place and path."""
         place, path = self.place(loc, key=key), f"{dotted_path(loc)}: " if loc else ""
-        if message.startswith(own := f"{place.source}: "):  # a recording or an instance, not a scenario file
-            return place.error(message.removeprefix(own))
+        if message.startswith(head := f"{place.source}: "):  # a recording or instance, no scenario file
+            return place.error(message.removeprefix(head))
         return place.error(f"{path}{message.removeprefix(path)}")
 
     def wrong(self, error: InputError, loc: Loc = ()) -> ScenarioError:
@@ -221,7 +221,7 @@ class Document:
             source = f"{option} {shorten(setting)}"
             nothing = text.strip() in ("", "~", "null")
             value = Node(None, Place(source)) if nothing else read_yaml_text(text, source, places=False)
-            document = document._set(key, value, by={option})
+            document = document._set(key, value, options={option})
         return document
 
     def with_values(self, values: Mapping[str, Any], loc: Loc) -> Document:
@@ -234,16 +234,16 @@ class Document:
         return document
 
     def _set(
-        self, key: str, value: Node, *, place: Place | None = None, by: Set[str] = frozenset()
+        self, key: str, value: Node, *, place: Place | None = None, options: Set[str] = frozenset()
     ) -> Document:
         place = place or value.place
         if key == "extends":
             raise place.error("extends: is read before anything is set; say it in the file")
         root = _replace(self.root, key, key, value, place)
-        return replace(self, root=root, changed=self.changed | by)
+        return replace(self, root=root, changed=self.changed | options)
 
 
-def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...] = ()) -> Node:
+def _with_bases(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...] = ()) -> Node:
     """Return the tree of a file, over the one that it extends; `above` are the files that extend it."""
     if not isinstance(root.value, dict):
         raise root.place.error("a scenario is a mapping: 'name: ...', 'machine: ...', 'workload: ...'")
@@ -258,20 +258,20 @@ def _whole(root: Node, path: Path, allow_outside: bool, above: tuple[Path, ...] 
         base = within(path.parent, extends.value, allow_outside=allow_outside)
     except InputError as error:
         raise extends.place.error(f"extends: {error}") from None
-    seen = (*above, path)
-    if base.resolve() in [each.resolve() for each in seen]:
-        chain = " -> ".join(each.name for each in (*seen, base))
+    files = (*above, path)
+    if base.resolve() in [file.resolve() for file in files]:
+        chain = " -> ".join(file.name for file in (*files, base))
         raise extends.place.error(f"extends: a scenario cannot extend itself: {chain}")
     try:
-        return _laid_over(_whole(read_yaml(base), base, allow_outside, seen), root)
+        return _merge(_with_bases(read_yaml(base), base, allow_outside, files), root)
     except ScenarioError as error:
         if str(error).startswith(f"{base}: "):  # about the whole file: it is missing, or cannot be read
             raise extends.place.error(f"extends: {error}") from None
         raise
 
 
-_HOW_MANY: Final = ("count", "nodes")
-_SHORT: Final = {
+_COUNTS: Final = ("count", "nodes")
+_SHORTHANDS: Final = {
     "calibration": "from",
     "machine": "preset",
     **dict.fromkeys(("train.model", "serving.model"), "name"),
@@ -280,63 +280,63 @@ _SHORT: Final = {
 """Ends of paths whose mapping may be a mere name, the value of this key; keys may be added to it."""
 
 
-def _laid_over(base: Node, over: Node, at: str = "") -> Node:
-    """Return `base` overridden by `over`: mappings key by key, anything else as a whole.
+def _merge(base: Node, top: Node, path: str = "") -> Node:
+    """Return `base` with `top` laid over it: mappings key by key, anything else as a whole.
 
-    A mere name stands for its mapping (`_SHORT`) if keys are laid over it, or if it is a preset's.
-    A mapping with another preset describes another thing: of the old one, only the number of them is kept.
+    A name alone stands for its mapping (`_SHORTHANDS`) if keys are laid over it, or if it is a preset's.
+    A mapping with another preset replaces the old one, of which only the count is kept.
     """
-    short = _short(at)
-    if short and isinstance(base.value, str) and isinstance(over.value, dict):
+    short = _shorthand(path)
+    if short and isinstance(base.value, str) and isinstance(top.value, dict):
         base = Node({short: base}, base.place)
-    if short == "preset" and isinstance(base.value, dict) and isinstance(over.value, str):
-        over = Node({short: over}, over.place)
-    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
-        return over
-    old, new = (node.child("preset") for node in (base, over))
+    if short == "preset" and isinstance(base.value, dict) and isinstance(top.value, str):
+        top = Node({short: top}, top.place)
+    if not isinstance(base.value, dict) or not isinstance(top.value, dict):
+        return top
+    old, new = (node.child("preset") for node in (base, top))
     other = new is not None and (old is None or old.plain() != new.plain())
-    below = {key: node for key, node in base.value.items() if not other or key in _HOW_MANY}
-    both = {
-        key: _laid_over(below[key], node, f"{at}.{key}") for key, node in over.value.items() if key in below
+    below = {key: node for key, node in base.value.items() if not other or key in _COUNTS}
+    merged = {
+        key: _merge(below[key], node, f"{path}.{key}") for key, node in top.value.items() if key in below
     }
-    return Node({**below, **over.value, **both}, over.place, {**base.keys, **over.keys})
+    return Node({**below, **top.value, **merged}, top.place, {**base.keys, **top.keys})
 
 
-def _replace(node: Node, rest: str, whole: str, value: Node, place: Place) -> Node:
+def _replace(node: Node, rest: str, path: str, value: Node, place: Place) -> Node:
     """Return a copy of `node` with `value` at the path `rest`, sharing all nodes off the path."""
-    at = whole[: len(whole) - len(rest)].rstrip(".")
+    parent = path[: len(path) - len(rest)].rstrip(".")
     if isinstance(node.value, dict):
         # Names may contain dots, so the longest matching key is meant.
         fitting = [key for key in node.value if rest == key or rest.startswith(f"{key}.")]
         name = max(fitting, key=len, default=rest)
         below = rest[len(name) + 1 :]
         first, dot, beyond = rest.partition(".")
-        if not fitting and dot and at and node.value and _short(at) is None:
-            known = hint(first, node.value)
-            add = f" (a new one is given whole: {at}.{first}={{...}})" if known.startswith("; known") else ""
-            raise place.error(f"there is no key {first!r} under {at!r}{known}{add}")
+        if not fitting and dot and parent and node.value and _shorthand(parent) is None:
+            names = hint(first, node.value)
+            add = f" (a new one is given whole: {parent}.{first}={{...}})" * names.startswith("; known")
+            raise place.error(f"there is no key {first!r} under {parent!r}{names}{add}")
         if not fitting and dot:  # a section that the file leaves out, such as machine; the schema checks it
-            made = _replace(Node({}, place), beyond, whole, value, place)
-            return Node({**node.value, first: made}, node.place, {**node.keys, first: place})
-        new = _replace(node.value[name], below, whole, value, place) if below else value
+            section = _replace(Node({}, place), beyond, path, value, place)
+            return Node({**node.value, first: section}, node.place, {**node.keys, first: place})
+        new = _replace(node.value[name], below, path, value, place) if below else value
         keys = {**node.keys} if name in node.keys else {**node.keys, name: place}
         return Node({**node.value, name: new}, node.place, keys)
     if isinstance(node.value, list):
         first, _, below = rest.partition(".")
         if not first.isdecimal() or int(first) >= len(node.value):
-            raise place.error(f"{at} is a list of {len(node.value)}; {first!r} should be an index from 0")
+            raise place.error(f"{parent} is a list of {len(node.value)}; {first!r} should be an index from 0")
         items = list(node.value)
-        items[int(first)] = _replace(items[int(first)], below, whole, value, place) if below else value
+        items[int(first)] = _replace(items[int(first)], below, path, value, place) if below else value
         return Node(items, node.place)
     if node.value is None:
-        return _replace(Node({}, node.place), rest, whole, value, place)
-    if isinstance(node.value, str) and (key := _short(at)) is not None:
-        return _replace(Node({key: node}, node.place), rest, whole, value, place)
-    raise place.error(f"{at} is {node.value!r} and has no key {rest!r}")
+        return _replace(Node({}, node.place), rest, path, value, place)
+    if isinstance(node.value, str) and (key := _shorthand(parent)) is not None:
+        return _replace(Node({key: node}, node.place), rest, path, value, place)
+    raise place.error(f"{parent} is {node.value!r} and has no key {rest!r}")
 
 
-def _short(at: str) -> str | None:
+def _shorthand(path: str) -> str | None:
     """Return the key that a mere name stands for at this path, or None if it stands for nothing."""
-    if f".{at}".rpartition(".")[0].endswith(".machine.devices"):
+    if f".{path}".rpartition(".")[0].endswith(".machine.devices"):
         return "preset"
-    return next((key for end, key in _SHORT.items() if f".{at}".endswith(f".{end}")), None)
+    return next((key for end, key in _SHORTHANDS.items() if f".{path}".endswith(f".{end}")), None)

@@ -40,51 +40,50 @@ def scenario_error(error: ValidationError, model: type[BaseModel], document: Doc
         Document of the file.
     """
     lines: dict[str, Place] = {}
-    for loc, shown, message, key in _describe(error, model, document.root.plain()):
+    for loc, shown_loc, message, key in _describe(error, model, document.root.plain()):
         place = document.place(loc, key=key)
-        path = dotted_path(shown)
+        path = dotted_path(shown_loc)
         lines[str(place.error(f"{path}: {message}" if path else message))] = place
     return in_order(lines)
 
 
-def input_error(error: ValidationError, model: type[BaseModel], given: Mapping[str, Any]) -> InputError:
+def input_error(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> InputError:
     """Return one error for all faults in values that Python code gives to a model, with a line for each."""
-    errors = [InputError(text, path=shown) for _, shown, text, _ in _describe(error, model, given)]
+    errors = [InputError(text, path=shown_loc) for _, shown_loc, text, _ in _describe(error, model, values)]
     return errors[0] if len(errors) == 1 else InputError("\n".join(map(str, errors)))
 
 
 def _describe(
-    error: ValidationError, model: type[BaseModel], given: Any
+    error: ValidationError, model: type[BaseModel], document: Any
 ) -> Iterator[tuple[Loc, Loc, str, bool]]:
     """Yield for each fault its path in the input, the path to show, the message, and whether it is a key."""
     faults = error.errors(include_url=False)
     for fault in faults:
         if fault["type"] == "scenario":
             fault["loc"] = (*fault["loc"], *fault["ctx"]["path"])
-    meant = {
-        loc for fault in faults if fault["type"] == "extra_forbidden" for loc in _meant(fault["loc"], model)
-    }
-    there = [_existing(fault["loc"], given) for fault in faults]
+    unknown_keys = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden"]
+    meant = {near for loc in unknown_keys for near in _likely_locs(loc, model)}
+    locs = [_existing(fault["loc"], document) for fault in faults]
     shapes = [
         fault["type"] in _SHAPES
         or (isinstance(fault["input"], dict | list) and (fault["type"] in _PLAIN or _is_of_reader(fault)))
         for fault in faults
     ]
-    fitting = {at for shape, at in zip(shapes, there, strict=True) if not shape}
-    fitting.update(at[:k] for at in there for k in range(len(at)))
+    fitting = {loc for shape, loc in zip(shapes, locs, strict=True) if not shape}
+    fitting.update(loc[:k] for loc in locs for k in range(len(loc)))
     kinds = [fault["type"] in (*_SHAPES, *_PLAIN) for fault in faults]
-    alike = group_pairs(zip(zip(there, kinds, shapes, strict=True), faults, strict=True))
-    for fault, loc, kind, shape in zip(faults, there, kinds, shapes, strict=True):
+    alike = group_pairs(zip(zip(locs, kinds, shapes, strict=True), faults, strict=True))
+    for fault, loc, kind, shape in zip(faults, locs, kinds, shapes, strict=True):
         if shape and loc in fitting:
             continue  # another member of the union has this shape, and the fault is in there
-        told = alike[loc, kind, shape] if kind else [fault]
-        if fault is not told[0]:
-            continue  # a member of the union that is told with the first
+        same = alike[loc, kind, shape] if kind else [fault]
+        if fault is not same[0]:
+            continue  # a member of the union that is reported with the first
         missing = fault["type"] == "missing"
         unknown = fault["type"] == "extra_forbidden"
-        if missing and fault["loc"] in meant:  # it is present but misspelt or misplaced: another line says so
+        if missing and fault["loc"] in meant:  # misspelt or misplaced: another line says so
             continue
-        message = _unknown(fault["loc"], model) if unknown else _message(*told)
+        message = _unknown_key(fault["loc"], model) if unknown else _message(*same)
         yield loc, (*loc, fault["loc"][-1]) if missing else loc, message, unknown
 
 
@@ -97,16 +96,16 @@ def in_order(lines: Mapping[str, Place]) -> ScenarioError:
     return error
 
 
-def _existing(loc: Loc, given: Any) -> Loc:
+def _existing(loc: Loc, value: Any) -> Loc:
     """Return the part of pydantic's path that is in the input: pydantic adds names of union members."""
-    found: list[str | int] = []
+    existing: list[str | int] = []
     for part in loc:
-        key = str(part) if isinstance(given, Mapping) else part
-        known = given if isinstance(given, Mapping) else range(len(given)) if isinstance(given, list) else ()
-        if key in known:
-            given = given[key]
-            found.append(part)
-    return tuple(found)
+        key = str(part) if isinstance(value, Mapping) else part
+        keys = value if isinstance(value, Mapping) else range(len(value)) if isinstance(value, list) else ()
+        if key in keys:
+            value = value[key]
+            existing.append(part)
+    return tuple(existing)
 
 
 def _is_of_reader(fault: Any) -> bool:
@@ -127,14 +126,14 @@ def _message(fault: Any, *others: Any) -> str:
     return misfit_text(fault, *others) + quotes
 
 
-def _unknown(loc: Loc, model: type[BaseModel]) -> str:
+def _unknown_key(loc: Loc, model: type[BaseModel]) -> str:
     homes = _homes(loc, model)
     if homes:
         return f"no such key; it belongs under {' or '.join(homes)}"
     return f"no such key{hint(str(loc[-1]), _keys_at(model, loc[:-1]))}"
 
 
-def _meant(loc: Loc, model: type[BaseModel]) -> list[Loc]:
+def _likely_locs(loc: Loc, model: type[BaseModel]) -> list[Loc]:
     """Return the paths that an unknown key may stand for: where it belongs, or else the nearest key."""
     near = nearest(str(loc[-1]), sorted(_keys_at(model, loc[:-1])))
     names = _homes(loc, model) or ([near] if near else [])
@@ -144,14 +143,14 @@ def _meant(loc: Loc, model: type[BaseModel]) -> list[Loc]:
 def _homes(loc: Loc, model: type[BaseModel]) -> list[str]:
     """Return the sections beside an unknown key that accept it; attributes accept any of `ATTRIBUTES`."""
     beside, name = sorted(_keys_at(model, loc[:-1])), str(loc[-1])
-    found = [block for block in beside if name in _keys_at(model, (*loc[:-1], block))]
-    return found or [block for block in beside if block == "attributes" and name in ATTRIBUTES]
+    homes = [block for block in beside if name in _keys_at(model, (*loc[:-1], block))]
+    return homes or [block for block in beside if block == "attributes" and name in ATTRIBUTES]
 
 
 def _keys_at(model: type[BaseModel], loc: Loc) -> set[str]:
     """Return the keys that the mapping at `loc` accepts."""
-    fields = [found.model_fields.items() for found in _models_at(model, loc)]
-    return {field.alias or name for each in fields for name, field in each}
+    fields = [model_type.model_fields.items() for model_type in _models_at(model, loc)]
+    return {field.alias or name for items in fields for name, field in items}
 
 
 def _models_at(annotation: Any, loc: Loc) -> Iterator[type[BaseModel]]:

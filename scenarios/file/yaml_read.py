@@ -72,9 +72,9 @@ class Place(NamedTuple):
 
     def error(self, message: str) -> ScenarioError:
         """Return an error that begins with this place; long numbers and quoted names are shortened."""
-        shown = _LONG.sub(lambda found: shorten(found[0]), message)
-        error = ScenarioError(f"{self}: {shown}")
-        error.placed = [(self, shown)]
+        short = _LONG.sub(lambda match: shorten(match[0]), message)
+        error = ScenarioError(f"{self}: {short}")
+        error.placed = [(self, short)]
         return error
 
 
@@ -200,10 +200,10 @@ def read_yaml_text(text: str, source: str, *, places: bool = True) -> Node:
                 composer.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        why = ", ".join(part for part in (error.context, error.problem) if part)
-        if "nesting depth" in why:  # libyaml has a limit as well, since PyYAML 6.0.4
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        if "nesting depth" in problem:  # libyaml has a limit as well, since PyYAML 6.0.4
             raise composer.place(mark).error(_TOO_DEEP) from None
-        raise composer.place(mark).error(f"not YAML: {why}{_hint(text, mark)}") from None
+        raise composer.place(mark).error(f"not YAML: {problem}{_hint(text, mark)}") from None
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise ScenarioError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
     if composer.root is None or composer.root.value is None:
@@ -218,8 +218,8 @@ _tree = lru_cache(maxsize=1)(read_yaml_text)
 def texts_in(value: Any) -> Iterator[str]:
     """Yield the texts in a plain value that may name a file; most name none, and very long ones cannot."""
     if isinstance(value, dict | list):
-        for inside in value.values() if isinstance(value, dict) else value:
-            yield from texts_in(inside)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(item)
     elif isinstance(value, str) and 0 < len(value) < 1000:
         yield value
 
@@ -292,8 +292,8 @@ class _Composer:
 
     def _check_tag(self, event: Any, place: Place) -> None:
         if event.tag not in (None, "!", "tag:yaml.org,2002:str"):
-            shown = event.tag.replace("tag:yaml.org,2002:", "!!")
-            raise place.error(f"the tag {shown!r} is not accepted: a scenario is plain data")
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            raise place.error(f"the tag {tag!r} is not accepted: a scenario is plain data")
 
     def _key(self, top: _Open, key: str, place: Place) -> None:
         if key in top.node.keys:

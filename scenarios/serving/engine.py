@@ -34,13 +34,13 @@ from sim.base.units import NS_PER_S
 PASS_NS: Final = 1_000_000
 """Time of a pass that schedules nothing although requests are unfinished."""
 
-_OF_PASS: Final = (
+_PASS_COLUMNS: Final = (
     "replica scheduled_ns start_ns end_ns tokens requests chunks waiting used preempted why head"
 )
 
 EngineEvent = tuple[Request, int, str]
-"""A request, the place of a pass among all, and what that did with it, other than a decode: ``preempted``,
-``pull``, ``prefill`` or ``recompute``."""
+"""A request, the index of a pass, and what the pass did with the request, other than a decode:
+``preempted``, ``pull``, ``prefill`` or ``recompute``."""
 StepTime = Callable[[Step], int]
 """``step_ns(step)`` returns the duration of a step."""
 PullEnd = Callable[[int, Request, int], int]
@@ -93,7 +93,7 @@ class Serve:
         A row for each pass of a scheduler, in order: ``replica``, ``scheduled_ns``, ``start_ns`` and
         ``end_ns`` of its step, with numbers of ``tokens``, ``requests`` and ``chunks`` of prompts; requests
         ``waiting``, blocks ``used``, requests ``preempted``; ``why``, an index of `QUEUE`; and ``head``, the
-        place of the first waiting request among all, or -1.
+        index of the first waiting request, or -1.
     events : list of EngineEvent
         In order.
     """
@@ -127,18 +127,18 @@ class Serve:
         """
         self.env, self.in_flight = simpy.Environment(0), in_flight
         self.rows, self.count, self.events = array("q"), 0, list[EngineEvent]()
-        self.place = {each.id: i for i, each in enumerate(requests)}
+        self.position = {request.id: i for i, request in enumerate(requests)}
         self.engines = [*self.batchers, *self.prefill]
         self.names = [f"replica{i}" for i in range(len(self.batchers))]
         self.names += [f"prefill{i}" for i in range(len(self.prefill))]
-        self.turns = group_pairs((each.after, each) for each in requests if each.after is not None)
+        self.turns = group_pairs((turn.after, turn) for turn in requests if turn.after is not None)
         self.loads = [0] * len(self.engines)
         self.twins: dict[Request, Request] = {}  # request → the one that computes its prompt elsewhere
         self.inbox: list[list[Request]] = [[] for _ in self.engines]
         self.idle: dict[int, simpy.Event] = {}  # replicas that sleep
         self.free_ns = [0] * len(self.engines)  # when the last step of each ends
         self.due = 0  # calls that are still to come
-        self.coming = deque(each for each in requests if each.after is None)
+        self.coming = deque(request for request in requests if request.after is None)
         if in_flight is None:
             while self.coming:
                 self.at(self.coming[0].arrival_ns, self.send, self.coming.popleft())
@@ -146,9 +146,9 @@ class Serve:
         for replica in range(len(self.engines)):
             self.env.process(self.serving(replica))
         self.env.run()
-        if left := [each.id for each in requests if not each.finished]:
-            raise StuckError(f"unfinished, but by no replica's batcher: {list_names(left, 3)}")
-        columns = _OF_PASS.split()
+        if unfinished := [request.id for request in requests if not request.finished]:
+            raise StuckError(f"unfinished, but by no replica's batcher: {list_names(unfinished, 3)}")
+        columns = _PASS_COLUMNS.split()
         self.passes = pd.DataFrame(np.reshape(self.rows, (-1, len(columns))), columns=columns)
 
     def at(self, ns: int, call: Callable[[Request], None], request: Request) -> None:
@@ -171,9 +171,9 @@ class Serve:
     def send(self, request: Request) -> None:
         """Send a request to a replica, or its prompt to a replica that computes prompts."""
         if self.router is not None:
-            found, n = self.router.route(request, self.loads[: len(self.batchers)]), len(self.batchers)
-            whose = f"{type(self.router).__name__}.route"
-            request.replica = int(whole_numbers([found], whose, below=n, of=[request.id])[0])
+            choice, n = self.router.route(request, self.loads[: len(self.batchers)]), len(self.batchers)
+            source = f"{type(self.router).__name__}.route"
+            request.replica = int(whole_numbers([choice], source, below=n, of=[request.id])[0])
         self.loads[request.replica] += 1
         if self.prefill:
             replica = min(range(len(self.batchers), len(self.engines)), key=self.loads.__getitem__)
@@ -217,7 +217,7 @@ class Serve:
                 self.end(replica, step)
             if stalled and nothing_runs and not (pulled or stalled.preempted or self.may_come(replica)):
                 raise StuckError(_why_stuck(replica, batcher, stalled))
-            for request in [each for each, end_ns in pulled.items() if end_ns <= self.now]:
+            for request in [pulling for pulling, end_ns in pulled.items() if end_ns <= self.now]:
                 request.pulled_ns = pulled.pop(request)
             if stalled and batcher.count_unfinished():
                 yield env.timeout(PASS_NS)
@@ -235,18 +235,20 @@ class Serve:
         if step.tokens:
             start_ns = max(now + self.host_ns, self.free_ns[replica])
             self.free_ns[replica] = end_ns = start_ns + self.step_ns(step)
-        # Of these the step computes a part of the prompt, or of what a preemption has lost.
-        chunks = [of for of, before in zip(step.tokens, step.contexts, strict=True) if before < of.whole]
-        self.events += [(each, number, "preempted") for each in step.preempted]
-        self.events += [(each, number, "pull") for each in step.pulls]
-        self.events += [(of, number, "recompute" if of.preemptions else "prefill") for of in chunks]
+        # The step computes a part of the prompts of these, or of the tokens that a preemption has lost.
+        contexts = zip(step.tokens, step.contexts, strict=True)
+        chunks = [request for request, before in contexts if before < request.whole]
+        self.events += [(request, number, "preempted") for request in step.preempted]
+        self.events += [(request, number, "pull") for request in step.pulls]
+        for request in chunks:
+            self.events.append((request, number, "recompute" if request.preemptions else "prefill"))
         for request, tokens in step.pulls.items():
             assert self.pull is not None
             pulled[request] = self.pull(now, request, tokens)
             if request in self.twins:
                 self.at(pulled[request], self.let_go, request)
         sizes = sum(step.tokens.values()), len(step.tokens), len(chunks)
-        head = -1 if step.head is None else self.place[step.head.id]
+        head = -1 if step.head is None else self.position[step.head.id]
         self.rows.extend((replica, now, start_ns, end_ns, *sizes, len(batcher.waiting), batcher.cache.used))
         self.rows.extend((len(step.preempted), QUEUE.index(step.why), head))
         self.count += 1

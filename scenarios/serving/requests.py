@@ -52,10 +52,10 @@ from sim.base.units import NS_PER_S, parse_rate
 Row = dict[str, Any]
 
 
-def _in_order(given: list[int]) -> list[int]:
-    if given[0] > given[1]:
-        raise fault(f"should be [least, most], not {given}")
-    return given
+def _in_order(bounds: list[int]) -> list[int]:
+    if bounds[0] > bounds[1]:
+        raise fault(f"should be [least, most], not {bounds}")
+    return bounds
 
 
 _Tokens = Annotated[Count, Field(le=MOST_TASKS)]
@@ -109,12 +109,13 @@ class DrawnFields(Strict):
         """Return the requests by arrival."""
         at_most(MOST_BUILT, self.count, "requests")
         drawn = np.random.default_rng(seed)
-        sizes = [drawn.integers(np.min(of), np.max(of) + 1, self.count) for of in (self.prompt, self.output)]
-        found = []
+        ranges = self.prompt, self.output
+        sizes = [drawn.integers(np.min(span), np.max(span) + 1, self.count) for span in ranges]
+        requests = []
         for i, row in enumerate(np.stack([self.times_ns(drawn), *sizes], axis=1).tolist()):
             prefix = min(self.prefix, row[1])
-            found.append(Request(f"r{i}", *row, segments=[("prefix", prefix), (f"r{i}", row[1] - prefix)]))
-        return found
+            requests.append(Request(f"r{i}", *row, segments=[("prefix", prefix), (f"r{i}", row[1] - prefix)]))
+        return requests
 
     def times_ns(self, drawn: np.random.Generator) -> IntArray:
         """Return the arrival times."""
@@ -174,37 +175,37 @@ _FORMATS: Final = (  # arrival time, its unit, prompt tokens, tokens of the answ
     ("start_times", "s", "input_lens", "output_lens"),  # vLLM's benchmark: lists
 )
 """The columns of each format."""
-_TIMES, _, _PROMPTS, _OUTPUTS = zip(*_FORMATS, strict=True)
-_LISTS: Final = ("start_times", "input_lens", "output_lens")
+_TIME_COLUMNS, _, _PROMPT_COLUMNS, _OUTPUT_COLUMNS = zip(*_FORMATS, strict=True)
+_LIST_COLUMNS: Final = ("start_times", "input_lens", "output_lens")
 
 
-def _duration(given: Any, unit: str) -> str:
+def _duration(value: Any, unit: str) -> str:
     """Return a time as a duration with a unit, a date as one since 1970."""
     try:
-        return f"{pd.Timestamp(given).as_unit('ns').value} ns" if unit == "date" else f"{given} {unit}"
+        return f"{pd.Timestamp(value).as_unit('ns').value} ns" if unit == "date" else f"{value} {unit}"
     except ValueError:
-        raise fault(f"{given!r} is no date and time") from None
+        raise fault(f"{value!r} is no date and time") from None
 
 
 class _Row(BaseModel):
     """A request in a trace of any format."""
 
     id: Name = Field("", validation_alias=AliasChoices("id", "request_id"))
-    arrival: Duration | None = Field(None, validation_alias=AliasChoices(*_TIMES))
-    prompt: Whole | list[tuple[str, Count]] = Field(validation_alias=AliasChoices(*_PROMPTS))
-    output: Whole = Field(validation_alias=AliasChoices(*_OUTPUTS))
+    arrival: Duration | None = Field(None, validation_alias=AliasChoices(*_TIME_COLUMNS))
+    prompt: Whole | list[tuple[str, Count]] = Field(validation_alias=AliasChoices(*_PROMPT_COLUMNS))
+    output: Whole = Field(validation_alias=AliasChoices(*_OUTPUT_COLUMNS))
     priority: int = 0
     remote: bool = Field(False, strict=True)
     accepted: list[Whole] = []
     hash_ids: list[Any] = []
     input_tok_ids: list[Any] = []
     session_id: str | int | None = None
-    delay: Annotated[Duration, BeforeValidator(lambda given: f"{given} ms")] | None = None
+    delay: Annotated[Duration, BeforeValidator(lambda value: f"{value} ms")] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _in_units(cls, row: Row) -> Row:
-        for columns in (dict.fromkeys(_PROMPTS), dict.fromkeys(_OUTPUTS)):
+        for columns in (dict.fromkeys(_PROMPT_COLUMNS), dict.fromkeys(_OUTPUT_COLUMNS)):
             if not row.keys() & columns.keys():
                 raise fault(f"has none of the columns {', '.join(columns)}, but {', '.join(map(str, row))}")
         times = {column: unit for column, unit, *_ in _FORMATS if unit and column in row}
@@ -215,12 +216,12 @@ class _Row(BaseModel):
         before = None if self.session_id is None else turns.get(self.session_id)
         after = before if self.arrival is None or self.delay is not None else None
         if self.arrival is None and after is None:
-            raise InputError(f"has none of the columns {', '.join(_TIMES)}")
+            raise InputError(f"has none of the columns {', '.join(_TIME_COLUMNS)}")
         segments = self.prompt if isinstance(self.prompt, list) else self.segments(self.prompt, name)
-        given = self.model_dump(include={"output", "priority", "remote", "accepted"})
-        at = (self.arrival or 0) if after is None else 0
+        fields = self.model_dump(include={"output", "priority", "remote", "accepted"})
+        arrival_ns = (self.arrival or 0) if after is None else 0
         tokens = sum(count for _, count in segments)
-        request = Request(self.id or name, at, tokens, segments=segments, after=after, **given)
+        request = Request(self.id or name, arrival_ns, tokens, segments=segments, after=after, **fields)
         request.delay_ns = self.delay or 0
         if self.session_id is not None and self.output:
             turns[self.session_id] = request
@@ -228,11 +229,11 @@ class _Row(BaseModel):
 
     def segments(self, prompt: int, name: str) -> list[Segment]:
         """Return the parts of a prompt: blocks by their ids, and the rest, which is unique."""
-        what, ids, size = ("hash", self.hash_ids, 512) if self.hash_ids else ("token", self.input_tok_ids, 1)
+        unit, ids, size = ("hash", self.hash_ids, 512) if self.hash_ids else ("token", self.input_tok_ids, 1)
         starts = range(0, prompt, size)
-        known = [(f"{what} {id}", min(size, prompt - at)) for id, at in zip(ids, starts, strict=False)]
-        rest = prompt - sum(tokens for _, tokens in known)
-        return [*known, (f"prompt of {self.id or name}", rest)] if rest else known
+        blocks = [(f"{unit} {id}", min(size, prompt - start)) for id, start in zip(ids, starts, strict=False)]
+        unique = prompt - sum(tokens for _, tokens in blocks)
+        return [*blocks, (f"prompt of {self.id or name}", unique)] if unique else blocks
 
 
 class _OurRow(_Row, extra="forbid"):
@@ -254,7 +255,7 @@ def read_requests(path: Path, count: int | None = None) -> list[Request]:
     InputError
         The format is unknown, or a value is missing or wrong; the message has file and line.
     """
-    made: dict[str, Request] = {}
+    requests: dict[str, Request] = {}
     turns: dict[str | int, Request] = {}
     dropped = 0
     for number, (where, row) in enumerate(islice(_each_request(path), count)):
@@ -268,16 +269,17 @@ def read_requests(path: Path, count: int | None = None) -> list[Request]:
                 dropped += 1
             elif not request.prompt:
                 raise InputError("an answer to a prompt without tokens")
-            elif made.setdefault(request.id, request) is not request:
+            elif requests.setdefault(request.id, request) is not request:
                 raise InputError(f"there is a request {request.id!r} before")
-    if not made:
+    if not requests:
         raise InputError(f"{path}: has no request that was answered")
     if dropped:
         warnings.warn(f"{path}: leaves out requests without an answer: {dropped:,}", stacklevel=2)
-    first = min(each.arrival_ns for each in made.values() if each.after is None)
-    for each in made.values():
-        each.arrival_ns -= first if each.after is None else 0
-    return sorted(made.values(), key=lambda each: each.arrival_ns)
+    arriving = [request for request in requests.values() if request.after is None]
+    first_ns = min(request.arrival_ns for request in arriving)
+    for request in arriving:
+        request.arrival_ns -= first_ns
+    return sorted(requests.values(), key=lambda request: request.arrival_ns)
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
@@ -302,10 +304,10 @@ def _each_request(path: Path) -> Iterator[tuple[str, Row]]:
     """Yield the rows of a trace; vLLM's result has lists, and is a row for each of its requests."""
     for where, row in read_rows(path):
         rows = [row]
-        if row.keys() >= set(_LISTS):
+        if row.keys() >= set(_LIST_COLUMNS):
             with in_file(where):
-                rows = unzip(row, _LISTS)
-        yield from ((where, each) for each in rows)
+                rows = unzip(row, _LIST_COLUMNS)
+        yield from ((where, request) for request in rows)
 
 
 def unzip(row: Row, columns: Sequence[str]) -> list[Row]:
@@ -314,4 +316,4 @@ def unzip(row: Row, columns: Sequence[str]) -> list[Row]:
         items = list(zip(*(row[column] for column in columns), strict=True))
     except (TypeError, ValueError):
         raise InputError(f"{', '.join(columns)} should be lists of one length") from None
-    return [dict(zip(columns, each, strict=True)) for each in items]
+    return [dict(zip(columns, values, strict=True)) for values in items]

@@ -56,11 +56,11 @@ class _Replica:
         steps = passes[passes["tokens"] > 0]
         self.numbers, self.ends = steps.index.to_numpy(), steps["end_ns"].to_numpy()
 
-    def latest(self, begin: int, until: int) -> tuple[slice, IntArray]:
+    def latest(self, begin: int, end: int) -> tuple[slice, IntArray]:
         """Return the passes that were the latest one between two moments, and for how long each was."""
         first = int(self.scheduled.searchsorted(begin, "right")) - 1
-        window = slice(first, int(self.scheduled.searchsorted(until)))
-        return window, np.diff(self.scheduled[window].clip(begin), append=until)
+        window = slice(first, int(self.scheduled.searchsorted(end)))
+        return window, np.diff(self.scheduled[window].clip(begin), append=end)
 
 
 class Lateness:
@@ -74,18 +74,18 @@ class Lateness:
     """
 
     def __init__(self, serve: Serve, requests: Sequence[Request]) -> None:
-        self._replicas = {i: _Replica(of) for i, of in serve.passes.groupby("replica")}
-        self._columns = {name: of.to_numpy() for name, of in serve.passes.items()}
+        self._replicas = {i: _Replica(passes) for i, passes in serve.passes.groupby("replica")}
+        self._columns = {name: passes.to_numpy() for name, passes in serve.passes.items()}
         events = group_pairs((event[0].id, event) for event in serve.events)
-        divided = [self._divide(each, events.get(each.id, [])) for each in requests]
-        ids = [each.id for each in requests]
+        divided = [self._divide(request, events.get(request.id, [])) for request in requests]
+        ids = [request.id for request in requests]
         self._ids = np.array([*ids, None], object)  # None: nobody at the head
-        self.first, self.all = (pd.DataFrame([*of], ids, PARTS) for of in zip(*divided, strict=True))
+        self.first, self.all = (pd.DataFrame([*passes], ids, PARTS) for passes in zip(*divided, strict=True))
 
     def _divide(self, request: Request, events: Sequence[EngineEvent]) -> list[IntArray]:
         """Return the time of a request to its first and to its last token, by part."""
         replica, columns = self._replicas[request.replica], self._columns
-        chunks = [number for _, number, what in events if what in _STEPS]
+        chunks = [number for _, number, event in events if event in _STEPS]
         sampled = replica.numbers[replica.ends.searchsorted(request.token_ns)]
         steps = np.sort(np.append(sampled, chunks)).astype(int)
         steps = steps[np.diff(steps, prepend=-1) > 0]
@@ -95,16 +95,16 @@ class Lateness:
         spent = np.where(columns["chunks"][steps] > 0, _CODE["shared"], _CODE["decode"])
         more = np.zeros(len(PARTS), np.int64)  # of parts that come before the first token
         queued = {0: start[0]}  # step → until when it was in a queue before
-        for asked, number, what in events:
+        for asker, number, event in events:
             i = int(steps.searchsorted(number))
             if i == len(steps):  # preempted when its last token was under way
                 continue
-            (spent if what in _STEPS else waits)[i] = _CODE[what]
-            if what == "pull":
+            (spent if event in _STEPS else waits)[i] = _CODE[event]
+            if event == "pull":
                 queued[i] = columns["scheduled_ns"][number]
-            elif what == "prefill" and asked.lost:
-                missing = max(1, asked.prompt - (asked.hits or 0))
-                lost = round_half_up((end[i] - start[i]) * min(1.0, asked.lost / missing))
+            elif event == "prefill" and asker.lost:
+                missing = max(1, asker.prompt - (asker.hits or 0))
+                lost = round_half_up((end[i] - start[i]) * min(1.0, asker.lost / missing))
                 more[[_CODE["lost"], _CODE["prefill"]]] += lost, -lost
         for i, until in queued.items():
             queue = self._replicas[columns["replica"][steps[i]]]
@@ -124,8 +124,8 @@ class Lateness:
         replica = self._replicas[request.replica]
         window, ns = replica.latest(request.arrival_ns, request.scheduled_ns)
         heads = pd.Series(ns, self._ids[replica.head[window]]).groupby(level=0, sort=False).sum()
-        found: dict[Any, int] = heads[(heads > 0) & (heads.index != request.id)].nlargest(3).to_dict()
-        return found
+        heads_ns: dict[Any, int] = heads[(heads > 0) & (heads.index != request.id)].nlargest(3).to_dict()
+        return heads_ns
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def serving_report(
         GPUs per replica.
     """
     late, n = Lateness(serve, requests), len(requests)
-    slowest = sorted(requests, key=lambda each: each.arrival_ns - each.token_ns[0])[:_SLOWEST]
+    slowest = sorted(requests, key=lambda request: request.arrival_ns - request.token_ns[0])[:_SLOWEST]
     metrics = serving_metrics(requests, limits)
     return {
         **metrics,
@@ -175,24 +175,25 @@ def serving_report(
         "mean_parts_ns": {"first": (late.first.sum() / n).to_dict(), "all": (late.all.sum() / n).to_dict()},
         "slowest": [
             {
-                "id": each.id,
-                "arrival_ns": each.arrival_ns,
-                "ttft_ns": each.token_ns[0] - each.arrival_ns,
-                "e2el_ns": each.token_ns[-1] - each.arrival_ns,
-                "first_ns": late.first.loc[each.id][lambda ns: ns > 0].to_dict(),
-                "all_ns": late.all.loc[each.id][lambda ns: ns > 0].to_dict(),
-                "behind_ns": late.behind(each),
+                "id": request.id,
+                "arrival_ns": request.arrival_ns,
+                "ttft_ns": request.token_ns[0] - request.arrival_ns,
+                "e2el_ns": request.token_ns[-1] - request.arrival_ns,
+                "first_ns": late.first.loc[request.id][lambda ns: ns > 0].to_dict(),
+                "all_ns": late.all.loc[request.id][lambda ns: ns > 0].to_dict(),
+                "behind_ns": late.behind(request),
             }
-            for each in slowest
+            for request in slowest
         ],
-        "engines": [_engine(of, serve.passes.query(f"replica == {i}")) for i, of in enumerate(serve.names)],
+        "engines": [_engine(serve, replica) for replica in range(len(serve.names))],
     }
 
 
-def _engine(name: str, passes: pd.DataFrame) -> dict[str, Any]:
+def _engine(serve: Serve, number: int) -> dict[str, Any]:
+    passes = serve.passes[serve.passes["replica"] == number]
     changed = passes["waiting"] != passes["waiting"].shift(fill_value=0)
     return {
-        "name": name,
+        "name": serve.names[number],
         "steps": int((passes["tokens"] > 0).sum()),
         "busy_ns": int((passes["end_ns"] - passes["start_ns"]).sum()),
         "tokens": int(passes["tokens"].sum()),
@@ -203,47 +204,50 @@ def _engine(name: str, passes: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def serving_section(told: Mapping[str, Any]) -> Section:
+def serving_section(report: Mapping[str, Any]) -> Section:
     """Return the report of a serving run as lines and tables."""
-    replicas, gpus, rate = told["replicas"], told["gpus"], told["request_throughput"]
-    lines = [line for line in (told["queue_grows"] or told["short_run"],) if line]
+    rate = report["request_throughput"]
+    lines = [line for line in (report["queue_grows"] or report["short_run"],) if line]
     lines.append(
-        f"{format_count(told['requests'], 'request')} on {format_count(replicas, 'replica')}, "
-        f"{format_count(gpus, 'GPU')} in all: {rate:,.4g} requests/s, "
-        f"{told['output_throughput']:,.5g} tokens/s"
+        f"{format_count(report['requests'], 'request')} on {format_count(report['replicas'], 'replica')}, "
+        f"{format_count(report['gpus'], 'GPU')} in all: {rate:,.4g} requests/s, "
+        f"{report['output_throughput']:,.5g} tokens/s"
     )
-    if told["limits_ns"]:
-        limits = ", ".join(f"{name} <= {format_duration(ns)}" for name, ns in told["limits_ns"].items())
-        share = told["request_goodput"] / rate
-        lines.append(f"goodput {told['request_goodput']:,.4g} requests/s ({percent(share)} keep {limits})")
-    pulled = " or pulled" * (told["mean_parts_ns"]["all"]["pull"] > 0)
+    if report["limits_ns"]:
+        limits = ", ".join(f"{name} <= {format_duration(ns)}" for name, ns in report["limits_ns"].items())
+        share = report["request_goodput"] / rate
+        lines.append(f"goodput {report['request_goodput']:,.4g} requests/s ({percent(share)} keep {limits})")
+    pulled = " or pulled" * (report["mean_parts_ns"]["all"]["pull"] > 0)
     lines.append(
-        f"{percent(told['hit_share'])} of prompt tokens were in the cache{pulled}; "
-        f"{format_count(told['preemptions'], 'preemption')}"
+        f"{percent(report['hit_share'])} of prompt tokens were in the cache{pulled}; "
+        f"{format_count(report['preemptions'], 'preemption')}"
     )
-    metrics = [{"latency": of, **{stat: _ms(told[f"{stat}_{of}_ms"]) for stat in STATS}} for of in METRICS]
-    beside = [
-        {"measured (and off by)": name, **{stat: _beside(told, f"{stat}_{name}_ms") for stat in STATS}}
-        for name in METRICS
-        if f"mean_{name}_ms" in told.get("measured", {})
+    metrics = [
+        {"latency": name, **{stat: _ms(report[f"{stat}_{name}_ms"]) for stat in STATS}} for name in METRICS
     ]
-    parts = [part for part in PARTS if told["mean_parts_ns"]["all"][part] >= 0.5]
-    where = [
-        {"time of a request": f"to its {token} token", **{of: format_duration(round(ns[of])) for of in parts}}
-        for token, ns in zip(("first", "last"), told["mean_parts_ns"].values(), strict=True)
+    beside = [
+        {"measured (and off by)": name, **{stat: _compare(report, f"{stat}_{name}_ms") for stat in STATS}}
+        for name in METRICS
+        if f"mean_{name}_ms" in report.get("measured", {})
+    ]
+    parts = [part for part in PARTS if report["mean_parts_ns"]["all"][part] >= 0.5]
+    times = [
+        {"time of a request": f"to its {token} token"}
+        | {part: format_duration(round(ns[part])) for part in parts}
+        for token, ns in zip(("first", "last"), report["mean_parts_ns"].values(), strict=True)
     ]
     slowest = [
-        {**of, "spent": largest(of["first_ns"], most=3), "behind": largest(of["behind_ns"], most=3)}
-        for of in told["slowest"]
+        {**row, "spent": largest(row["first_ns"], most=3), "behind": largest(row["behind_ns"], most=3)}
+        for row in report["slowest"]
     ]
-    of_slowest = ["slowest: id", "arrives: arrival_ns", "ttft_ns", "spent"]
-    of_slowest += ["behind"] * any(of["behind"] for of in slowest)  # other requests, at the head of a queue
-    blocks = f"of {told['kv_blocks']:,}"
-    engines = [{**of, "most blocks": f"{of['peak_blocks']:,} {blocks}"} for of in told["engines"]]
-    of_engines = ["engine: name", "steps", "busy_ns", "tokens", "preempted: preemptions"]
-    of_engines += ["most blocks", "most waiting: peak_waiting"]
-    tables = [metrics, beside, where, text_table(slowest, of_slowest), text_table(engines, of_engines)]
-    return Section(lines, [table for table in tables if table])
+    slowest_columns = ["slowest: id", "arrives: arrival_ns", "ttft_ns", "spent"]
+    slowest_columns += ["behind"] * any(row["behind"] for row in slowest)  # requests at the head of a queue
+    total = f"{report['kv_blocks']:,}"
+    engines = [{**row, "most blocks": f"{row['peak_blocks']:,} of {total}"} for row in report["engines"]]
+    engine_columns = ["engine: name", "steps", "busy_ns", "tokens", "preempted: preemptions"]
+    engine_columns += ["most blocks", "most waiting: peak_waiting"]
+    listed = text_table(slowest, slowest_columns), text_table(engines, engine_columns)
+    return Section(lines, [table for table in (metrics, beside, times, *listed) if table])
 
 
 def serving_rows(
@@ -266,7 +270,7 @@ def serving_rows(
     return text_table([*rows, *failed], ["policy", "makespan_ns", *columns])
 
 
-def serving_rank(told: Mapping[str, Any]) -> tuple[float, float]:
+def serving_rank(report: Mapping[str, Any]) -> tuple[float, float]:
     """Return a sort key, smaller for better service: goodput as shown, if there are limits, then latency.
 
     Examples
@@ -274,20 +278,20 @@ def serving_rank(told: Mapping[str, Any]) -> tuple[float, float]:
     >>> serving_rank({"limits_ns": {"ttft": 9}, "request_goodput": 7.34567, "p99_e2el_ms": 20.0})
     (-7.346, 20.0)
     """
-    goodput = float(f"{told['request_goodput']:.4g}") if told["limits_ns"] else 0.0
-    return -goodput, told["p99_e2el_ms"]
+    goodput = float(f"{report['request_goodput']:.4g}") if report["limits_ns"] else 0.0
+    return -goodput, report["p99_e2el_ms"]
 
 
-def time_of_requests(told: Mapping[str, Any], first: Mapping[str, Any] | None = None) -> str:
+def time_of_requests(report: Mapping[str, Any], first: Mapping[str, Any] | None = None) -> str:
     """Return a line on the parts of a request's time, or how they differ from those of another run."""
-    parts = told["mean_parts_ns"]["all"]
+    parts = report["mean_parts_ns"]["all"]
     if first is None:
-        return f"a request takes {_ms(told['mean_e2el_ms'])} on average: {largest(parts, most=3)}"
+        return f"a request takes {_ms(report['mean_e2el_ms'])} on average: {largest(parts, most=3)}"
     more = {part: round(ns - first["mean_parts_ns"]["all"][part]) for part, ns in parts.items()}
     changed = sorted((part for part in PARTS if more[part]), key=lambda part: -abs(more[part]))[:3]
     if not changed:
         return "requests take as long"
-    off = told["mean_e2el_ms"] - first["mean_e2el_ms"]
+    off = report["mean_e2el_ms"] - first["mean_e2el_ms"]
     changes = (f"{'+-'[more[part] < 0]}{format_duration(abs(more[part]))} {part}" for part in changed)
     return f"a request takes {_ms(abs(off))} {'longer' if off > 0 else 'less'}: {', '.join(changes)}"
 
@@ -296,8 +300,8 @@ def _ms(value: float) -> str:
     return format_duration(round(value * NS_PER_MS))
 
 
-def _beside(told: Mapping[str, Any], key: str) -> str:
+def _compare(report: Mapping[str, Any], key: str) -> str:
     """Return a measured number, if known, and how far the simulated one is from it."""
-    measured = told["measured"].get(key)
-    off = f" ({told[key] / measured - 1:+.1%})" if measured else ""
+    measured = report["measured"].get(key)
+    off = f" ({report[key] / measured - 1:+.1%})" if measured else ""
     return "" if measured is None else _ms(measured) + off

@@ -40,13 +40,13 @@ GRAPH_SIZES: Final[Sequence[int]] = (1, 2, 4, *range(8, 256, 8), *range(256, 513
 """Token counts of the captured CUDA graphs; other counts are padded. Source: vLLM 0.19.0,
 ``vllm/config/vllm.py`` (``_set_cudagraph_sizes``)."""
 
-_KEPT: Final = {name: recipe.kept for name, recipe in LOW_PRECISION.items()}
-_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, **_KEPT, "fp8-block": 1 + 4 / 128**2}
+_KEPT_BYTES: Final = {name: recipe.kept for name, recipe in LOW_PRECISION.items()}
+_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, **_KEPT_BYTES, "fp8-block": 1 + 4 / 128**2}
 """Bytes of a weight with its scales: fp8 has one per block of 128 x 128, activations one per 128."""
 
-_MOST: Final = 10**12
+_LARGEST: Final = 10**12
 """Largest size, or time in us, in a table."""
-_LONG: Final = range(0, 2**24, 64)
+_LONG_STEPS: Final = range(0, 2**24, 64)
 """Token counts at which longer steps are computed."""
 _SIZES: Final = (1, *(size << power for power in range(23) for size in (2, 3)), 2**24)
 """1, 2, 3, 4, 6, 8, 12, 16, ..."""
@@ -103,8 +103,8 @@ class ModelStep:
         self, model: Architecture, calibration: TrainingCalibration, tensor: int = 1, experts: str = "shared"
     ) -> None:
         if "M" in model.pattern or model.o_rank:
-            what = "attention with pooled keys" if model.o_rank else "layers of Mamba-2"
-            raise InputError(f"serving knows keys and values in blocks, and no {what}")
+            unsupported = "attention with pooled keys" if model.o_rank else "layers of Mamba-2"
+            raise InputError(f"serving knows keys and values in blocks, and no {unsupported}")
         self.model, self.calibration, self.tensor, self.experts = model, calibration, tensor, experts
         self.layout = ParallelLayout(tp=tensor, sequence_parallel=False, node=calibration.node)
         self.group = self.layout.group("tp")
@@ -126,7 +126,7 @@ class ModelStep:
         decodes, chunks = int(decode.sum()), int((~decode).sum())
         tokens, axes = int(counts.sum()), (_SIZES, _SIZES)
         short = tokens <= GRAPH_SIZES[-1]
-        ns = self._layers(_graph_size(tokens)) if short else interpolate(self._layers, (_LONG,), tokens)
+        ns = self._layers(_graph_size(tokens)) if short else interpolate(self._layers, (_LONG_STEPS,), tokens)
         ns += self._head(len(step.samples))
         if decodes:
             ns += interpolate(self._decode, axes, decodes, (contexts[decode] + 1).sum() / decodes)
@@ -142,7 +142,7 @@ class ModelStep:
         work = self.work_of(tokens)
         ns = self._ns([kernel for piece in work.embedding() for kernel in piece.forward])
         for kind, layers in self.kinds.items():
-            kernels = [each for each in self._kernels(work, kind) if not isinstance(each, Attention)]
+            kernels = [kernel for kernel in self._kernels(work, kind) if not isinstance(kernel, Attention)]
             ns += layers * self._ns(kernels)
         return ns
 
@@ -184,20 +184,20 @@ class ModelStep:
             m, tokens = self.model, work.tokens
             for piece in work.layer(part):
                 if piece.name == "router" or piece.name.startswith(("shared", "latent")):
-                    yield from (each for each in piece.forward if not isinstance(each, Collective))
+                    yield from (kernel for kernel in piece.forward if not isinstance(kernel, Collective))
             shared = (1, self.tensor) if self.experts == "apart" else (self.tensor, 1)
             yield Experts(tokens, m.expert_latent, m.expert_middle, m.top_k, m.experts, *shared)
             yield Collective("all_reduce", work.wide, "tp")
 
     def _ns(self, kernels: Sequence[Kernel]) -> float:
         """Return the time of kernels that run one after the other."""
-        timed = [each for each in kernels if not isinstance(each, Collective)]
+        timed = [kernel for kernel in kernels if not isinstance(kernel, Collective)]
         total = sum(self.calibration.kernels_ns(timed))
-        for each in kernels:
-            if isinstance(each, Collective):
-                ns = self.calibration.collective_ns(each.kind, each.nbytes, self.group)
-                if each.kind == "all_reduce" and self.peers:  # the engine uses the faster one
-                    ns = min(ns, peer_all_reduce_ns(self.tensor, each.nbytes))
+        for kernel in kernels:
+            if isinstance(kernel, Collective):
+                ns = self.calibration.collective_ns(kernel.kind, kernel.nbytes, self.group)
+                if kernel.kind == "all_reduce" and self.peers:  # the engine uses the faster one
+                    ns = min(ns, peer_all_reduce_ns(self.tensor, kernel.nbytes))
                 total += ns
         return total
 
@@ -299,17 +299,17 @@ def _read(path: Path, *columns: str) -> pd.DataFrame:
         except (OSError, ValueError) as error:
             raise InputError(f"cannot be read as a table of {', '.join(columns)}: {error}") from None
         numbers = table.select_dtypes("number").to_numpy()
-        if not numbers.size or numbers.min() < 0 or numbers.max() > _MOST:
-            raise InputError(f"should have rows, and in them numbers from 0 to {_MOST:,}")
+        if not numbers.size or numbers.min() < 0 or numbers.max() > _LARGEST:
+            raise InputError(f"should have rows, and in them numbers from 0 to {_LARGEST:,}")
         return table
 
 
 def _sum(path: Path, size: str, times: dict[str, int], default: int) -> pd.Series:
     """Return the total time of layers, each so many times, by a size."""
     table = _read(path, "layer", size, "time_us").pivot_table("time_us", size, "layer")
-    each = table.interpolate(method="index", limit_direction="both")
-    found: pd.Series = each.dot(pd.Series({layer: times.get(str(layer), default) for layer in each}))
-    return found
+    layers = table.interpolate(method="index", limit_direction="both")
+    total: pd.Series = layers.dot(pd.Series({layer: times.get(str(layer), default) for layer in layers}))
+    return total
 
 
 def _most_experts(path: Path) -> Callable[[float], float]:
@@ -339,6 +339,6 @@ def _grid(path: Path, *columns: str) -> Callable[..., float]:
     axes = [sorted(set(times.index.get_level_values(name))) for name in columns]
     times = times.reindex(pd.MultiIndex.from_product(axes, names=columns))
     for name in columns:  # a size that does not matter was measured only at 0
-        times = times.groupby(level=[each for each in columns if each != name]).ffill()
-    known = times.fillna(0).to_dict()  # nothing to do
-    return partial(interpolate, lambda *sizes: known[sizes], axes)
+        times = times.groupby(level=[other for other in columns if other != name]).ffill()
+    table = times.fillna(0).to_dict()  # nothing to do
+    return partial(interpolate, lambda *sizes: table[sizes], axes)

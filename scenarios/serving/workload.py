@@ -213,7 +213,7 @@ class ServingFields(Strict):
 
 
 _KINDS: Final = ("decode", "prefill", "mixed")
-_NEWER: Final = ("a100-sxm-80", "h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm")
+_GPUS: Final = ("a100-sxm-80", "h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm")
 """Newer GPUs, of which what-ifs try the next two."""
 
 
@@ -240,37 +240,37 @@ class Serving(Workload):
 
     def what_ifs(self, policy: PolicyFields) -> Mapping[str, Mapping[str, str]]:
         """Return settings that may help: memory, size of a step, batcher and router, more and faster GPUs."""
-        of, options = self.serving, policy.options
+        fields, options = self.serving, policy.options
 
         def changed_keys(key: str, **values: Any) -> dict[str, str]:
-            given = getattr(of, key).model_dump(exclude_unset=True)
-            return {f"workload.serving.{key}": json.dumps({**given, **values})}
+            values_set = getattr(fields, key).model_dump(exclude_unset=True)
+            return {f"workload.serving.{key}": json.dumps({**values_set, **values})}
 
         def decisions(**values: Any) -> dict[str, str]:
             return {"policy": json.dumps({"name": policy.name, **options, **values})}
 
-        found: dict[str, Mapping[str, str]] = {}
-        if of.kv.blocks is not None:
-            found["twice the blocks"] = changed_keys("kv", blocks=2 * of.kv.blocks)
-        elif of.kv.dtype != "fp8":
-            found["keys and values in fp8"] = changed_keys("kv", dtype="fp8")
+        settings: dict[str, Mapping[str, str]] = {}
+        if fields.kv.blocks is not None:
+            settings["twice the blocks"] = changed_keys("kv", blocks=2 * fields.kv.blocks)
+        elif fields.kv.dtype != "fp8":
+            settings["keys and values in fp8"] = changed_keys("kv", dtype="fp8")
         if policy.name == "vllm-0.19":
             budget, seats = options.get("max_num_batched_tokens", 8192), options.get("max_num_seqs", 256)
-            whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(budget, 65536)}
-            found["twice the tokens of a step"] = decisions(max_num_batched_tokens=2 * budget)
-            found["half the tokens of a step"] = decisions(max_num_batched_tokens=budget // 2)
-            found["twice the requests of a step"] = decisions(max_num_seqs=2 * seats)
-            found["prompts in one piece"] = decisions(**whole)
-            found["sarathi's chunks of 512 tokens"] = {"policy": "sarathi"}
-        if of.parallel.replicas > 1:
-            others = [name for name in plugins.names("sim.routers") if name != of.router.name]
-            found |= {f"router {name}": {"workload.serving.router": name} for name in others}
-        found["one more replica"] = changed_keys("parallel", replicas=of.parallel.replicas + 1)
-        if of.calibration is not None:
-            found["twice the GPUs of a replica"] = changed_keys("parallel", tp=2 * of.parallel.tp)
-            newer = _NEWER[_NEWER.index(of.calibration) + 1 :] if of.calibration in _NEWER else ()
-            found |= {f"on {gpu}": {"workload.serving.calibration": gpu} for gpu in newer[:2]}
-        return found
+            unchunked = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(budget, 65536)}
+            settings["twice the tokens of a step"] = decisions(max_num_batched_tokens=2 * budget)
+            settings["half the tokens of a step"] = decisions(max_num_batched_tokens=budget // 2)
+            settings["twice the requests of a step"] = decisions(max_num_seqs=2 * seats)
+            settings["prompts in one piece"] = decisions(**unchunked)
+            settings["sarathi's chunks of 512 tokens"] = {"policy": "sarathi"}
+        if fields.parallel.replicas > 1:
+            others = [name for name in plugins.names("sim.routers") if name != fields.router.name]
+            settings |= {f"router {name}": {"workload.serving.router": name} for name in others}
+        settings["one more replica"] = changed_keys("parallel", replicas=fields.parallel.replicas + 1)
+        if fields.calibration is not None:
+            settings["twice the GPUs of a replica"] = changed_keys("parallel", tp=2 * fields.parallel.tp)
+            newer = _GPUS[_GPUS.index(fields.calibration) + 1 :] if fields.calibration in _GPUS else ()
+            settings |= {f"on {gpu}": {"workload.serving.calibration": gpu} for gpu in newer[:2]}
+        return settings
 
     def default_machine(self) -> Mapping[str, Any]:
         """Return a plain device for each replica."""
@@ -290,64 +290,66 @@ class Serving(Workload):
         StuckError
             Requests are unfinished, and nothing can ever run again.
         """
-        of, origin, prefill, pull, measured = self.serving, document.origin, [], None, {}
+        serving, origin, prefill, pull, measured = self.serving, document.origin, [], None, {}
         if machine is not None:
-            what = "serving runs on what its calibration describes, and takes no machine"
-            raise document.error(("machine",), what)
+            message = "serving runs on what its calibration describes, and takes no machine"
+            raise document.error(("machine",), message)
         with document.placing(*loc):
-            replicas = range(of.parallel.replicas)
+            replicas = range(serving.parallel.replicas)
             name, options = policy.name or "", policy.options
             batchers = [make_plugin("sim.batchers", name, options, origin, Batcher) for _ in replicas]
-        limits = of.limits.model_dump(exclude_none=True)
+        limits = serving.limits.model_dump(exclude_none=True)
         with document.placing("workload", "serving"):
             with error_path("requests"):
-                requests = of.requests.requests(document, seed)
-            limit = of.max_model_len or max(each.prompt + each.output for each in requests)
-            step_ns, gpu = _costs(of, document)
-            blocks, memory = _memory(of, gpu, batchers[0], limit)
-            if of.prefill is not None and gpu is not None:
-                prefill = [copy(batchers[0]) for _ in range(of.prefill.replicas)]
-                pull = Pull(of.prefill.latency, gpu.token_bytes(of.kv.dtype), of.prefill.bandwidth)
+                requests = serving.requests.requests(document, seed)
+            limit = serving.max_model_len or max(request.prompt + request.output for request in requests)
+            step_ns, gpu = _costs(serving, document)
+            blocks, memory = _memory(serving, gpu, batchers[0], limit)
+            if serving.prefill is not None and gpu is not None:
+                prefill = [copy(batchers[0]) for _ in range(serving.prefill.replicas)]
+                link = serving.prefill
+                pull = Pull(link.latency, gpu.token_bytes(serving.kv.dtype), link.bandwidth)
             with error_path("router"):
-                name, options = of.router.name, of.router.options
+                name, options = serving.router.name, serving.router.options
                 router = make_plugin("sim.routers", name, options, origin, RequestRouter)
                 router.begin(len(batchers), seed)
             for batcher in (*batchers, *prefill):
                 with error_path("kv"):
-                    cache = KvBlocks(blocks, of.kv.block_size, batcher.reserved_blocks)
+                    cache = KvBlocks(blocks, serving.kv.block_size, batcher.reserved_blocks)
                 with document.placing(*loc):
                     batcher.begin(cache, limit)
             for request in requests:
-                if (why := batchers[0].refuse(request)) is not None:
-                    raise InputError(f"request {request.id} can never be served: {why}", path=("requests",))
-            if getattr(batchers[0], "num_speculative_tokens", 0) and not any(r.accepted for r in requests):
+                if (reason := batchers[0].refuse(request)) is not None:
+                    raise InputError(f"request {request.id} can never be served: {reason}", path=["requests"])
+            drafts = any(request.accepted for request in requests)
+            if getattr(batchers[0], "num_speculative_tokens", 0) and not drafts:
                 where = "a trace in the project's own format has it (accepted)"
                 warnings.warn(f"no draft is accepted: no request says how many are; {where}", stacklevel=2)
-            if of.measured is not None:
+            if serving.measured is not None:
                 with error_path("measured"):
-                    measured = {"measured": measured_metrics(document.file(of.measured), limits)}
-            serve = Serve(step_ns, batchers, prefill, router=router, pull=pull, host_ns=of.host)
-            serve.run(requests, getattr(of.requests, "in_flight", None))
+                    measured = {"measured": measured_metrics(document.file(serving.measured), limits)}
+            serve = Serve(step_ns, batchers, prefill, router=router, pull=pull, host_ns=serving.host)
+            serve.run(requests, getattr(serving.requests, "in_flight", None))
 
         def report(trace: Trace) -> dict[str, Any]:
-            told = serving_report(serve, requests, limits, of.parallel.tp)
+            summary = serving_report(serve, requests, limits, serving.parallel.tp)
             devices = {
-                each["name"]: {
-                    "peak_memory_bytes": memory(each["peak_blocks"]),
+                engine["name"]: {
+                    "peak_memory_bytes": memory(engine["peak_blocks"]),
                     "peak_reserved_bytes": memory(blocks),
                 }
-                for each in told["engines"]
+                for engine in summary["engines"]
             }
-            return {"serving": told | measured, "devices": devices}
+            return {"serving": summary | measured, "devices": devices}
 
         return Work(*step_graph(serve), report, lambda trace, advise: None)
 
 
 def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ModelStep | None]:
     """Return the duration of steps, and that of the model on its GPUs, if both are known."""
-    given, gpu = fields.step, None
-    if given is not None and given.table is None:
-        return given.ns, None
+    step, gpu = fields.step, None
+    if step is not None and step.table is None:
+        return step.ns, None
     assert fields.model is not None
     with error_path("model"):
         model = architecture_of(fields.model, document)
@@ -356,10 +358,10 @@ def _costs(fields: ServingFields, document: Document) -> tuple[StepTime, ModelSt
             calibration = calibration_of(fields.calibration, document, fields.dtype)
         with error_path("parallel"):
             gpu = ModelStep(model, calibration, fields.parallel.tp, fields.parallel.experts)
-    if given is not None and given.table is not None:
+    if step is not None and step.table is not None:
         sent = None if gpu is None else gpu.all_reduce_ns
         with error_path("step", "table"):
-            return TableStep(document.file(given.table), model.layers, sent), gpu
+            return TableStep(document.file(step.table), model.layers, sent), gpu
     assert gpu is not None
     return gpu, gpu
 
@@ -377,22 +379,22 @@ def _memory(
     block_bytes, capacity = kv.block_size * gpu.token_bytes(kv.dtype), gpu.calibration.memory
     if blocks is None:
         if capacity is None:
-            what = "needs blocks: the calibration does not say how much memory a GPU has"
-            raise InputError(what, path=("kv",))
+            text = "needs blocks: the calibration does not say how much memory a GPU has"
+            raise InputError(text, path=("kv",))
         blocks = (round(kv.utilisation * capacity) - weights - activations) // block_bytes
         if blocks < batcher.reserved_blocks + -(-limit // kv.block_size):
-            shown = [format_bytes(nbytes, iec=True) for nbytes in (capacity, weights, activations)]
+            sizes = [format_bytes(nbytes, iec=True) for nbytes in (capacity, weights, activations)]
             smaller = ", kv.dtype: fp8" if blocks > 0 and kv.dtype != "fp8" else ""
             raise OutOfMemoryError(
-                f"out of memory: of {shown[0]} a GPU, {100 * kv.utilisation:.0f}% of it taken, weights need "
-                f"{shown[1]} and activations some {shown[2]}; that leaves {max(blocks, 0):,} blocks of "
+                f"out of memory: of {sizes[0]} a GPU, {100 * kv.utilisation:.0f}% of it taken, weights need "
+                f"{sizes[1]} and activations some {sizes[2]}; that leaves {max(blocks, 0):,} blocks of "
                 f"{kv.block_size} tokens, and the longest request has {limit:,} tokens\n"
                 f"  what would help  more GPUs a replica (parallel.tp), a smaller dtype{smaller}"
             )
     elif capacity and weights + blocks * block_bytes > capacity:
-        shown = [format_bytes(nbytes) for nbytes in (blocks * block_bytes, weights, capacity)]
-        what = f"{blocks:,} blocks take {shown[0]} and weights {shown[1]} of each GPU, which has {shown[2]}"
-        raise InputError(what, path=("kv", "blocks"))
+        sizes = [format_bytes(nbytes) for nbytes in (blocks * block_bytes, weights, capacity)]
+        text = f"{blocks:,} blocks take {sizes[0]} and weights {sizes[1]} of each GPU, which has {sizes[2]}"
+        raise InputError(text, path=("kv", "blocks"))
     return blocks, lambda used: weights + activations + used * block_bytes
 
 
@@ -406,9 +408,9 @@ def _memory(
 def step_graph(serve: Serve) -> tuple[Graph, Machine]:
     """Return the steps of engines as a graph, and the replicas as its machine."""
     steps, names = serve.passes.query("tokens > 0").reset_index(), serve.names
-    of, chunks, n = steps.groupby("replica"), steps["chunks"], len(steps)
+    by_replica, chunks, n = steps.groupby("replica"), steps["chunks"], len(steps)
     before = steps.index.to_series().groupby(steps["replica"]).shift(fill_value=-1).to_numpy()
-    late = (steps["start_ns"] > of["end_ns"].shift(fill_value=0)).tolist()
+    late = (steps["start_ns"] > by_replica["end_ns"].shift(fill_value=0)).tolist()
     shape = cache(lambda tokens, requests: {"tokens": tokens, "requests": requests})
     shapes = map(shape, steps["tokens"].tolist(), steps["requests"].tolist())
     starts = enumerate(zip(shapes, late, steps["start_ns"].tolist(), strict=True))
@@ -421,6 +423,6 @@ def step_graph(serve: Serve) -> tuple[Graph, Machine]:
         duration_ns=(steps["end_ns"] - steps["start_ns"]).to_numpy(),
         device=(names, steps["replica"].to_numpy()),
         after=Csr.of_counts((before >= 0).astype(np.int64), before[before >= 0]),
-        attributes={i: shape | {"release": at} if waits else shape for i, (shape, waits, at) in starts},
+        attributes={i: shape | {"release": ns} if waits else shape for i, (shape, waits, ns) in starts},
     )
     return builder.build(), Machine(tuple(Device(name) for name in names))
