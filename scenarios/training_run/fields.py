@@ -222,12 +222,12 @@ class TrainingRun(Strict):
             raise fault(f"{format_count(self.workers, 'worker')} cannot form {self.replicas} equal replicas")
         if self.at_least is not None and self.at_least > self.workers:
             raise fault(f"{self.at_least} is more than {format_count(self.workers, 'worker')}", ("at_least",))
-        asked = {cause.detect for cause in self.failures.values()}
-        for word, given in (("health-check", self.health_check), ("timeout", self.timeout)):
+        detections = {cause.detect for cause in self.failures.values()}
+        for word, interval_ns in (("health-check", self.health_check), ("timeout", self.timeout)):
             key = word.replace("-", "_")
-            if word in asked and not given:
+            if word in detections and not interval_ns:
                 raise fault(f"{key}: is needed, more than 0: a cause of failure says detect: {word}")
-            if word not in asked and given is not None:
+            if word not in detections and interval_ns is not None:
                 raise fault(f"has no effect: no cause of failure says detect: {word}", (key,))
         need_own_names(self.failures, self.slow_downs)
         machines = self.workers + self.spares
@@ -253,34 +253,36 @@ class TrainingRun(Strict):
         """
         with document.placing("training_run", "failures"):
             failures = tuple(self._failures(document))
-        each = self.workers // self.replicas if self.replicas else replica
+        replica_size = self.workers // self.replicas if self.replicas else replica
         return TrainingPlan(
             step_ns,
             self.steps,
             self.duration,
             self.workers,
             self.spares,
-            each,
-            max(self.at_least or 1, ceil(each)),
+            replica_size,
+            max(self.at_least or 1, ceil(replica_size)),
             Checkpoints() if self.checkpoint is None else self.checkpoint.checkpoints(),
             failures,
-            tuple(
-                SlowDown(name, **of.when(self.devices), lasts_ns=of.duration, factor=Fraction(str(of.factor)))
-                for name, of in self.slow_downs.items()
-            ),
+            tuple(self._slow_downs()),
             self.restart.get("job", 0),
             self.restart.get("worker", self.restart.get("job", 0)),
             self.health_check or 0,
             self.timeout or 0,
         )
 
+    def _slow_downs(self) -> Iterator[SlowDown]:
+        for name, cause in self.slow_downs.items():
+            times, factor = cause.when(self.devices), Fraction(str(cause.factor))
+            yield SlowDown(name, **times, lasts_ns=cause.duration, factor=factor)
+
     def _failures(self, document: Document) -> Iterator[Failure]:
         for name, cause in self.failures.items():
             follows: dict[str, Any] = {"repair_ns": cause.repair, "restart_ns": cause.restart}
-            told = {"detect": cause.detect, **follows}
+            handling = {"detect": cause.detect, **follows}
             with error_path(name):
                 counted = cause.counted_mtbf_ns(name, document)
             if not counted:
-                yield Failure(name, **cause.when(self.devices), **told)
+                yield Failure(name, **cause.when(self.devices), **handling)
             for component, mtbf_ns in counted.items():
-                yield Failure(component, mtbf_ns=mtbf_ns, per_machine=self.devices, **told)
+                yield Failure(component, mtbf_ns=mtbf_ns, per_machine=self.devices, **handling)

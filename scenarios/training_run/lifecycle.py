@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from policies.recovery import Fleet, Recovery, Restart
-from scenarios.training_run.plan import Failure, Life, Own, TrainingPlan, WorkerPace
+from scenarios.training_run.plan import Failure, Life, MachineChange, TrainingPlan, WorkerPace
 from sim.base.arrays import LATEST_NS, MOST_BUILT, at_most
 from sim.base.errors import InputError, RunError
 from sim.base.options import whole_numbers
@@ -28,7 +28,7 @@ from sim.faults import MOST_FAILURES, FaultEvent, arrivals
 
 _NEVER: Final = 2**62
 
-_MOST_IN_VAIN: Final = 10_000
+_MOST_RESTARTS: Final = 10_000
 """Restarts from the same step after which a run without a time limit is given up."""
 
 
@@ -112,9 +112,9 @@ class _Run:
         self.since_step = self.since_ns = 0  # of the last checkpoint or restart
         self.again = (0, 0)  # the step of the last restart, and how many in a row came back to it
         self.failed: Failure | None = None
-        own = [Own(0, machine, "spare") for machine in range(plan.workers, plan.machines)]
+        spares = [MachineChange(0, machine, "spare") for machine in range(plan.workers, plan.machines)]
         causes = dict.fromkeys((cause.name for cause in plan.failures), 0)
-        self.life = Life(own, self.pace.seen, causes, fewest_workers=plan.workers)
+        self.life = Life(spares, self.pace.seen, causes, fewest_workers=plan.workers)
         self.failures = 0
 
     # -- machines ----------------------------------------------------------------------------------
@@ -125,20 +125,20 @@ class _Run:
             if time_ns < self.limit_ns:
                 heappush(self.events, (time_ns, True, machine, source))
 
-    def _pass_time(self, until: int, awaited: Literal["failure", "return"] | None) -> None:
+    def _pass_time(self, end: int, awaited: Literal["failure", "return"] | None) -> None:
         """Let machines fail and return until a time, or until the instant of what is awaited, if anything.
 
         That is a failure of a worker, or the return of a machine. A repair that ends at the instant of a
         failure has ended before it.
         """
-        while self.events and self.events[0][0] <= until:
+        while self.events and self.events[0][0] <= end:
             self.now, fails, machine, source = heappop(self.events)
             if not fails:
                 self.in_repair.remove(machine)
                 insort(self.spare, machine)
-                self.life.own.append(Own(self.now, machine, "spare"))
+                self.life.changes.append(MachineChange(self.now, machine, "spare"))
                 if awaited == "return":
-                    until = self.now
+                    end = self.now
                 continue
             self._expect_failure()
             self.failures += 1
@@ -148,7 +148,7 @@ class _Run:
             if machine in self.in_repair:
                 continue
             cause = self.plan.failures[source]
-            self.life.own.append(Own(self.now, machine, "in repair"))
+            self.life.changes.append(MachineChange(self.now, machine, "in repair"))
             self.in_repair.add(machine)
             heappush(self.events, (self.now + cause.repair_ns, False, machine, 0))
             if machine not in self.members:
@@ -156,12 +156,12 @@ class _Run:
                 continue
             self.members.remove(machine)
             if awaited == "failure":
-                until, self.failed = self.now, self.failed or cause
-        self.now = until
+                end, self.failed = self.now, self.failed or cause
+        self.now = end
 
     def _fleet(self) -> Fleet:
-        plan, running, spare, out = self.plan, len(self.members), len(self.spare), len(self.in_repair)
-        return Fleet(plan.workers, running, spare, out, plan.replica, plan.minimum)
+        plan, running, spare, repairs = self.plan, len(self.members), len(self.spare), len(self.in_repair)
+        return Fleet(plan.workers, running, spare, repairs, plan.replica, plan.minimum)
 
     def _staff(self, workers: int) -> None:
         """Staff the run with `workers` machines: its members first, then spares by lowest number."""
@@ -174,8 +174,8 @@ class _Run:
         del self.spare[: len(join)]
         for machine in leave:
             insort(self.spare, machine)
-        self.life.own += [Own(self.now, machine, "spare") for machine in leave]
-        self.life.own += [Own(self.now, machine, "job") for machine in join]
+        self.life.changes += [MachineChange(self.now, machine, "spare") for machine in leave]
+        self.life.changes += [MachineChange(self.now, machine, "job") for machine in join]
         self.members.difference_update(leave)
         self.members.update(join)
         self.life.fewest_workers = min(self.life.fewest_workers, workers)
@@ -187,17 +187,17 @@ class _Run:
         if not ns:
             return
         if exposed:
-            self._heed()
-        start, whole = self.now, self.now + ns
-        end = min(whole, self.limit_ns)
+            self._raise_if_failed()
+        start, full_end = self.now, self.now + ns
+        end = min(full_end, self.limit_ns)
         self._pass_time(end, "failure" if exposed else None)
-        self._tell(state, start, self.now)
+        self._record(state, start, self.now)
         if self.now < end:
             raise _FailedError
-        if end < whole:
+        if end < full_end:
             raise _OverError
 
-    def _tell(self, state: str, start: int, end: int) -> None:
+    def _record(self, state: str, start: int, end: int) -> None:
         if end == start:
             return
         timeline = self.life.timeline
@@ -221,9 +221,9 @@ class _Run:
 
     def _go_on(self) -> None:
         """Save a checkpoint if one is due, or compute until the next one."""
-        how = self.plan.checkpoints
-        by_step = how.every_steps is not None and self.step - self.since_step >= how.every_steps
-        by_time = how.every_ns is not None and self.now - self.since_ns >= how.every_ns
+        saving = self.plan.checkpoints
+        by_step = saving.every_steps is not None and self.step - self.since_step >= saving.every_steps
+        by_time = saving.every_ns is not None and self.now - self.since_ns >= saving.every_ns
         if by_step or by_time:
             self._save()
             self._resize()
@@ -232,14 +232,14 @@ class _Run:
 
     def _resize(self) -> None:
         """Continue with another number of workers after the checkpoint is written, if the policy wants it."""
-        self._heed()
+        self._raise_if_failed()
         if self.recovery.at_checkpoint(self._fleet()) is not None:
             self._wait_for_checkpoint()
-            self._heed()
+            self._raise_if_failed()
             if (restart := self.recovery.at_checkpoint(self._fleet())) is not None:
                 self._restart(restart, None)
 
-    def _heed(self) -> None:
+    def _raise_if_failed(self) -> None:
         """Raise if a worker failed, or the run ended, at the instant at which something else ended."""
         if self.failed is not None:
             raise _FailedError
@@ -248,7 +248,7 @@ class _Run:
 
     def _compute(self) -> None:
         """Compute steps at one pace, at most until the next checkpoint."""
-        self._heed()
+        self._raise_if_failed()
         steps, pace_ns = self._next_steps()
         start = self.now
         try:
@@ -260,28 +260,28 @@ class _Run:
 
     def _next_steps(self) -> tuple[int, int]:
         """Return the number of steps until the next change, and the time of each."""
-        now, plan, how = self.now, self.plan, self.plan.checkpoints
+        now, plan, saving = self.now, self.plan, self.plan.checkpoints
         factor = self.pace.factor(now, self.members)
         all_copies, copies = plan.workers // plan.replica, len(self.members) // plan.replica
         slower = 2 * copies * factor.denominator
         pace_ns = (2 * plan.step_ns * all_copies * factor.numerator + slower // 2) // slower  # half up
         ends = [self.goal - self.step, _ceil(self.pace.changes_ns - now, pace_ns)]
-        if how.every_steps is not None:
-            ends.append(self.since_step + how.every_steps - self.step)
-        elif how.every_ns is not None:
-            ends.append(_ceil(self.since_ns + how.every_ns - now, pace_ns))
+        if saving.every_steps is not None:
+            ends.append(self.since_step + saving.every_steps - self.step)
+        elif saving.every_ns is not None:
+            ends.append(_ceil(self.since_ns + saving.every_ns - now, pace_ns))
         if self.step < self.reached:
             ends.append(self.reached - self.step)
         return min(ends), pace_ns
 
     def _save(self) -> None:
-        how = self.plan.checkpoints
-        if how.asynchronous:
+        saving = self.plan.checkpoints
+        if saving.asynchronous:
             self._wait_for_checkpoint()
-            self._spend("saving", how.pause_ns)
-            self.writing = (self.step, self.work_ns, self.now + how.save_ns)
+            self._spend("saving", saving.pause_ns)
+            self.writing = (self.step, self.work_ns, self.now + saving.save_ns)
         else:
-            self._spend("saving", how.save_ns)
+            self._spend("saving", saving.save_ns)
             self.saved = (self.step, self.work_ns)
             self.life.checkpoints += 1
         self._begin()
@@ -311,8 +311,8 @@ class _Run:
             self.writing = None
             step, work_ns = self.saved
             self.again = (step, self.again[1] + 1 if step == self.again[0] else 1)
-            if self.plan.limit_ns is None and self.again[1] > _MOST_IN_VAIN:
-                message = f"{_MOST_IN_VAIN:,} failures in a row come before a checkpoint after step {step:,}"
+            if self.plan.limit_ns is None and self.again[1] > _MOST_RESTARTS:
+                message = f"{_MOST_RESTARTS:,} failures in a row come before a checkpoint after step {step:,}"
                 raise RunError(f"training_run: {message}; it may never be reached")
             self.life.lost_ns += self.work_ns - work_ns
             self.step, self.saved = step, (step, self.work_ns)
@@ -323,7 +323,7 @@ class _Run:
             }[cause.detect]
             self._spend("detecting", undetected_ns, exposed=False)
             self.failed = None
-            self._heed()
+            self._raise_if_failed()
             while (restart := self.recovery.after_failure(self._fleet())) is None:
                 self._wait()
             try:
@@ -339,7 +339,7 @@ class _Run:
             raise RunError(f"training_run: {waits}")
         start = self.now
         self._pass_time(self.limit_ns, "return")
-        self._tell("waiting", start, self.now)
+        self._record("waiting", start, self.now)
         if self.now >= self.limit_ns:
             raise _OverError
 
@@ -356,8 +356,8 @@ class _Run:
         self._begin()
 
 
-def _ceil(amount: int, each: int) -> int:
-    return -(-amount // each)
+def _ceil(amount: int, divisor: int) -> int:
+    return -(-amount // divisor)
 
 
 def _name(recovery: Recovery) -> str:

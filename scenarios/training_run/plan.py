@@ -92,9 +92,9 @@ def best(save: float, mtbf: float) -> float:
     >>> round(best(10, 20_000), 3)
     625.807
     """
-    low, high, there = 0.0, 1.0, exp(-save / mtbf)
+    low, high, target = 0.0, 1.0, exp(-save / mtbf)
     while low < (middle := (low + high) / 2) < high:
-        low, high = (low, middle) if (1 - middle) * exp(middle) < there else (middle, high)
+        low, high = (low, middle) if (1 - middle) * exp(middle) < target else (middle, high)
     return low * mtbf
 
 
@@ -219,7 +219,7 @@ class TrainingPlan:
         return self.workers + self.spares
 
 
-class Own(NamedTuple):
+class MachineChange(NamedTuple):
     """A machine outside the run from `start_ns` on (``spare``, ``in repair``), or back in it (``job``)."""
 
     start_ns: int
@@ -233,7 +233,7 @@ class Life:
 
     Attributes
     ----------
-    own : list of Own
+    changes : list of MachineChange
         Machines that leave the run or join it.
     slow : list of Slow
     interruptions : dict of str to int
@@ -248,7 +248,7 @@ class Life:
     checkpoints, restarts, fewest_workers : int
     """
 
-    own: list[Own]
+    changes: list[MachineChange]
     slow: list[Slow]
     interruptions: dict[str, int]
     timeline: list[tuple[str, int, int]] = field(default_factory=list)

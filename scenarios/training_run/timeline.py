@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 MOST_WORKERS: Final = 12
 """Number of workers in a chart: those to which something happens first."""
 
-_OWN: Final = ("in repair", "spare", "slow")
-_KINDS: Final = [*STATES, *_OWN]
+_MACHINE_STATES: Final = ("in repair", "spare", "slow")
+_KINDS: Final = [*STATES, *_MACHINE_STATES]
 _BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW = OKABE_ITO
 _COLOURS: Final = dict(
     zip(_KINDS, (_GREEN, _SKY, _BLUE, _PINK, _ORANGE, "#999999", _RED, "#E4E4E4", _YELLOW), strict=True)
@@ -49,19 +49,19 @@ def lanes_of(life: Life, most: int = MOST_WORKERS) -> dict[str, list[Interval]]:
     worker sets the pace for all.
     """
     changes: dict[int, list[tuple[int, str]]] = {}
-    for start, machine, state in life.own:
+    for start, machine, state in life.changes:
         changes.setdefault(machine, [(0, "job")]).append((start, state))
     begins = {
-        machine: next((start for start, _ in found if start), life.end_ns)
-        for machine, found in changes.items()
+        machine: next((start for start, _ in states if start), life.end_ns)
+        for machine, states in changes.items()
     }
     for start, _, machine, _ in life.slow:
         if start < life.end_ns:
             begins[machine] = min(start, begins.get(machine, start))
-    shown = sorted(begins, key=lambda machine: (begins[machine], machine))[:most]
+    machines = sorted(begins, key=lambda machine: (begins[machine], machine))[:most]
     lanes = {"run": list(life.timeline)}
-    for machine in sorted(shown):
-        slow = deque(sorted(each[:2] for each in life.slow if each[2] == machine))
+    for machine in sorted(machines):
+        slow = deque(sorted(event[:2] for event in life.slow if event[2] == machine))
         lanes[f"worker {machine}"] = list(_of_worker(life, changes.get(machine, [(0, "job")]), slow))
     return lanes
 
@@ -77,27 +77,27 @@ def _of_worker(
                 yield state, start, end
             continue
         meanwhile = slice(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end))
-        for each, a, b in life.timeline[meanwhile]:
-            while slow and slow[0][1] <= a:  # over
+        for activity, begin, stop in life.timeline[meanwhile]:
+            while slow and slow[0][1] <= begin:  # over
                 slow.popleft()
-            computes = each in ("computing", "redoing")
-            yield from _cut_interval(each, max(a, start), min(b, end), slow if computes else ())
+            computes = activity in ("computing", "redoing")
+            yield from _cut_interval(activity, max(begin, start), min(stop, end), slow if computes else ())
 
 
 def _cut_interval(state: str, start: int, end: int, slow: Iterable[tuple[int, int]]) -> Iterator[Interval]:
     """Yield an interval, cut where it overlaps slow ones."""
-    at = start
-    for begin, over in slow:
+    now = start
+    for begin, stop in slow:
         if begin >= end:
             break
-        a, b = max(begin, at), min(over, end)
+        a, b = max(begin, now), min(stop, end)
         if a < b:
-            if at < a:
-                yield state, at, a
+            if now < a:
+                yield state, now, a
             yield "slow", a, b
-            at = b
-    if at < end:
-        yield state, at, end
+            now = b
+    if now < end:
+        yield state, now, end
 
 
 def timeline(lives: Mapping[str, Life]) -> Figure:
@@ -108,28 +108,28 @@ def timeline(lives: Mapping[str, Life]) -> Figure:
     lives : mapping of str to Life
         Title -> run.
     """
-    until = max(1, *(life.end_ns for life in lives.values()))
+    end_ns = max(1, *(life.end_ns for life in lives.values()))
     bars = {}
     for name, life in lives.items():  # merges what is too narrow to see before each worker repeats it
-        run = _bars({"run": life.timeline}).pack(until)
-        seen = sorted(zip(run.start.tolist(), run.end.tolist(), run.kind.tolist(), strict=True))
-        visible = [(_KINDS[kind], start, end) for start, end, kind in seen]
-        bars[name] = _bars(lanes_of(replace(life, timeline=visible))).pack(until)
-    heights = [0.4 + 0.2 * len(found.lanes) for found in bars.values()]
+        run = _bars({"run": life.timeline}).pack(end_ns)
+        rows = sorted(zip(run.start.tolist(), run.end.tolist(), run.kind.tolist(), strict=True))
+        visible = [(_KINDS[kind], start, end) for start, end, kind in rows]
+        bars[name] = _bars(lanes_of(replace(life, timeline=visible))).pack(end_ns)
+    heights = [0.4 + 0.2 * len(run_bars.lanes) for run_bars in bars.values()]
     figure, axes = new_figure(len(lives), height=min(40.0, 0.6 + sum(heights)))
     if (grid := axes[0].get_gridspec()) is not None:
         grid.set_height_ratios(heights)
-    shown = set()
-    for (name, found), ax in zip(bars.items(), axes, strict=True):
-        scale = scale_time(ax, until)
-        draw_bars(ax, found, _COLOURS, until)
-        ax.set_yticks(range(len(found.lanes)), found.lanes, fontsize=7, parse_math=False)
-        ax.set_ylim(len(found.lanes) - 0.5, -0.5)
-        ax.set_xlim(0, until / scale)
+    kinds = set()
+    for (name, run_bars), ax in zip(bars.items(), axes, strict=True):
+        scale = scale_time(ax, end_ns)
+        draw_bars(ax, run_bars, _COLOURS, end_ns)
+        ax.set_yticks(range(len(run_bars.lanes)), run_bars.lanes, fontsize=7, parse_math=False)
+        ax.set_ylim(len(run_bars.lanes) - 0.5, -0.5)
+        ax.set_xlim(0, end_ns / scale)
         plain(ax, f"{name}: goodput {100 * lives[name].goodput:.1f}%")
         ax.label_outer()
-        shown |= {found.kinds[kind] for kind in np.unique(found.kind)}
-    entries = [Entry(kind, (kind,), (colour,)) for kind, colour in _COLOURS.items() if kind in shown]
+        kinds |= {run_bars.kinds[kind] for kind in np.unique(run_bars.kind)}
+    entries = [Entry(kind, (kind,), (colour,)) for kind, colour in _COLOURS.items() if kind in kinds]
     add_legend(figure, handles_of(entries, _COLOURS), alone=True)
     return figure
 

@@ -84,14 +84,14 @@ def intervals(plan: TrainingPlan) -> dict[str, int] | None:
     continues while it saves.
     """
     rate = sum((cause.rate(plan.workers) for cause in plan.failures), Fraction(0))
-    how = plan.checkpoints
-    saved = how.every_ns is not None or how.every_steps is not None
-    if not (rate and saved and how.save_ns) or how.asynchronous:
+    checkpoints = plan.checkpoints
+    saved = checkpoints.every_ns is not None or checkpoints.every_steps is not None
+    if not (rate and saved and checkpoints.save_ns) or checkpoints.asynchronous:
         return None
-    mtbf, save = float(1 / rate), float(how.save_ns)
+    mtbf, save = float(1 / rate), float(checkpoints.save_ns)
     return {
         "mtbf_ns": round_half_up(mtbf),
-        "save_ns": how.save_ns,
+        "save_ns": checkpoints.save_ns,
         "young_ns": round_half_up(young(save, mtbf)),
         "daly_ns": round_half_up(daly(save, mtbf)),
         "best_ns": round_half_up(best(save, mtbf)),

@@ -212,7 +212,11 @@ def test_a_spare_worker_takes_the_place() -> None:
     assert picture(waited) == (
         "computing 0-15, waiting 15-115, restarting 115-118, redoing 118-128, computing 128-138"
     )
-    assert [tuple(each) for each in replaced.own] == [(0, 2, "spare"), (15, 1, "in repair"), (15, 2, "job")]
+    assert [tuple(each) for each in replaced.changes] == [
+        (0, 2, "spare"),
+        (15, 1, "in repair"),
+        (15, 2, "job"),
+    ]
 
 
 def test_without_a_spare_worker_the_run_waits_for_one() -> None:
@@ -247,7 +251,7 @@ def test_elastic_runs_shrink_and_grow() -> None:
         "computing 62-82, saving 82-83, computing 83-93"
     )
     assert shrunk.fewest_workers == grown.fewest_workers == 2
-    assert [tuple(each) for each in grown.own] == [
+    assert [tuple(each) for each in grown.changes] == [
         (15, 0, "in repair"),
         (15, 3, "spare"),
         (45, 0, "spare"),
@@ -550,7 +554,9 @@ def test_policies_meet_the_same_failures() -> None:
         spares=2,
         failures=(Failure("gpu", mtbf_ns=Fraction(10 * HOUR), per_machine=2, repair_ns=60 * S),),
     )
-    failed = [[each for each in live(plan, policy).own if each.state == "in repair"] for policy in POLICIES]
+    failed = [
+        [each for each in live(plan, policy).changes if each.state == "in repair"] for policy in POLICIES
+    ]
     assert len(failed[0]) > 50
     assert all(each == failed[0] for each in failed)
 
@@ -589,7 +595,7 @@ def test_a_run_that_never_gets_far_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_run_that_always_restarts_from_one_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scenarios.training_run.lifecycle._MOST_IN_VAIN", 20)
+    monkeypatch.setattr("scenarios.training_run.lifecycle._MOST_RESTARTS", 20)
     often = broken(*((15 + 8 * k, 0) for k in range(100)))
     plan = TrainingPlan(10, 10, None, 1, checkpoints=Checkpoints(every_steps=1), failures=often)
     with pytest.raises(RunError, match="20 failures in a row come before a checkpoint after step 1"):

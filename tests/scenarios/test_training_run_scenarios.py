@@ -264,7 +264,7 @@ def test_lanes_of_the_picture() -> None:
     assert list(lanes_of(life, most=1)) == ["run", "worker 1"]
     many = [("computing", 10 * k, 10 * k + 10) for k in range(40_000)]  # soon done: each is looked at once
     slowed = [(10 * k + 3, 10 * k + 15, 0, Fraction(2)) for k in range(0, 40_000, 2)]
-    long = replace(life, timeline=many, end_ns=400_000, own=[], slow=slowed)
+    long = replace(life, timeline=many, end_ns=400_000, changes=[], slow=slowed)
     assert lanes_of(long)["worker 0"][:4] == [
         *[("computing", 0, 3), ("slow", 3, 10), ("slow", 10, 15), ("computing", 15, 20)]
     ]
