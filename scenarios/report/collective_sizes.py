@@ -30,9 +30,9 @@ COLLECTIVES_SCHEMA: Final = "sim.collectives/1"
 
 KINDS: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "send")
 
-_POWERS: Final = range(10, 31)
+_SIZE_POWERS: Final = range(10, 31)
 """Exponents of the sizes, as powers of two, if none were measured."""
-_BUS: Final = {**RING_ROUNDS, "all_to_all": 1}
+_BUS_ROUNDS: Final = {**RING_ROUNDS, "all_to_all": 1}
 
 
 class CollectiveRanks(NamedTuple):
@@ -60,9 +60,8 @@ class CollectiveRanks(NamedTuple):
     @property
     def word(self) -> str:
         """Word for the ranks: GPUs or NPUs."""
-        return (
-            "GPUs" if self.machine is None or self.machine.devices[self.devices[0]].kind == "gpu" else "NPUs"
-        )
+        is_gpu = self.machine is None or self.machine.devices[self.devices[0]].kind == "gpu"
+        return "GPUs" if is_gpu else "NPUs"
 
 
 class Row(NamedTuple):
@@ -96,18 +95,18 @@ class Row(NamedTuple):
     @property
     def best_us(self) -> float:
         """Best estimate without a measurement."""
-        found = (self.fitted_us, self.tuner_us, self.links_us)
-        return next((us for us in found if us is not None), 0.0)
+        estimates = (self.fitted_us, self.tuner_us, self.links_us)
+        return next((us for us in estimates if us is not None), 0.0)
 
     def bus_gb_per_s(self, us: float | None) -> float | None:
         """Return nccl-tests' bus bandwidth, carried by each rank's links, from a time."""
-        rounds = _BUS.get(self.kind)
+        rounds = _BUS_ROUNDS.get(self.kind)
         share = 1.0 if rounds is None else rounds * (self.ranks - 1) / self.ranks
         return None if not us else share * self.nbytes / us / 1000
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain data: times in ns, bus bandwidths in bytes/s."""
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "bytes": self.nbytes,
             "algorithm": self.algorithm,
             **{key: getattr(self.choice, key, None) for key in ("protocol", "channels", "threads")},
@@ -115,9 +114,9 @@ class Row(NamedTuple):
         for name in ("tuner", "fitted", "links", "measured"):
             us = getattr(self, f"{name}_us")
             bus = self.bus_gb_per_s(us)
-            found[f"{name}_ns"] = None if us is None else round_half_up(us * 1000)
-            found[f"{name}_bus_bytes_per_s"] = None if bus is None else round_half_up(bus * 1e9)
-        return found
+            values[f"{name}_ns"] = None if us is None else round_half_up(us * 1000)
+            values[f"{name}_bus_bytes_per_s"] = None if bus is None else round_half_up(bus * 1e9)
+        return values
 
 
 def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> CollectiveRanks:
@@ -129,32 +128,30 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> CollectiveRank
         The machine has no such devices, or the nodes do not have that many ranks in equal numbers.
     """
     machine = make_machine({"preset": preset})
-    here = _accelerators(machine)
-    if not here:
+    accelerators = _accelerators(machine)
+    if not accelerators:
         raise InputError(f"--machine {preset}: has no GPU and no NPU that could take part")
-    asked = len(here) * nodes if ranks is None else ranks
-    if asked < 2:
-        raise InputError(f"--ranks {asked}: a collective needs two ranks")
-    if asked % nodes or asked // nodes > len(here):
+    count = len(accelerators) * nodes if ranks is None else ranks
+    if count < 2:
+        raise InputError(f"--ranks {count}: a collective needs two ranks")
+    if count % nodes or count // nodes > len(accelerators):
         nodes_text = "1 node has" if nodes == 1 else f"{nodes} nodes have"
-        word = f"{machine.devices[here[0]].kind.upper()}s"
-        raise InputError(
-            f"--ranks {asked}: {nodes_text} 1 to {len(here)} {word} each, the same number on every node"
-        )
-    each = asked // nodes
+        word = f"1 to {len(accelerators)} {machine.devices[accelerators[0]].kind.upper()}s"
+        raise InputError(f"--ranks {count}: {nodes_text} {word} each, the same number on every node")
+    per_node = count // nodes
     described = [str(spec.get("preset", "")) for spec in machine_preset(preset).get("devices", {}).values()]
     chips = (name.split("-")[0] for name in described)
-    found = next((chip for chip in chips if chip in GENERATIONS), None)
-    if found is not None and over_a_host(machine, here) is None:
-        return CollectiveRanks(found, (each,) * nodes)
+    nccl_name = next((chip for chip in chips if chip in GENERATIONS), None)
+    if nccl_name is not None and over_a_host(machine, accelerators) is None:
+        return CollectiveRanks(nccl_name, (per_node,) * nodes)
     if nodes > 1:
         with in_file(f"--machine {preset} --nodes {nodes}"):
             machine = make_machine({"preset": preset, "nodes": nodes})
     of_node = group_pairs((node_of(machine.devices[k].name), k) for k in _accelerators(machine))
-    devices = tuple(k for some in of_node.values() for k in some[:each])
+    devices = tuple(k for some in of_node.values() for k in some[:per_node])
     row = machine_preset(preset).get("topology", {}).get("shape", [1])[-1]
-    group = each if nodes > 1 else row
-    return CollectiveRanks(None, (each,) * nodes, machine, devices, group if group > 1 else None)
+    group = per_node if nodes > 1 else row
+    return CollectiveRanks(None, (per_node,) * nodes, machine, devices, group if group > 1 else None)
 
 
 def _accelerators(machine: Machine) -> list[int]:
@@ -163,7 +160,7 @@ def _accelerators(machine: Machine) -> list[int]:
 
 def sizes_around(nbytes: int | None, measured: Iterable[int]) -> list[int]:
     """Return the sizes of a table: the measured ones, or powers of two; and the requested one."""
-    sizes = set(measured) or {1 << k for k in _POWERS}
+    sizes = set(measured) or {1 << k for k in _SIZE_POWERS}
     return sorted(sizes | ({nbytes} if nbytes is not None else set()))
 
 
@@ -188,7 +185,7 @@ def row_of(
 
 
 _MARKS: Final = {"ll": "o", "ll128": "s", "simple": "^", "none": "o", "": "o"}
-_HUES: Final = {
+_COLOURS: Final = {
     "ring": 0,
     "direct": 0,
     "nvls": 1,
@@ -222,14 +219,14 @@ def draw_sizes(rows: Sequence[Row], title: str, ax: Axes | None = None) -> Axes:
         ("measured", OKABE_ITO[5], "x", [row.measured_us for row in rows]),
     )
     for name, colour, style, times in lines:
-        known = [(row.nbytes, row.bus_gb_per_s(us)) for row, us in zip(rows, times, strict=True) if us]
-        if known:
-            ax.plot(*zip(*known, strict=True), style, color=colour, label=name, zorder=3)
-    ways = group_pairs(((row.algorithm, row.choice.protocol if row.choice else ""), row) for row in rows)
-    for (algorithm, protocol), here in ways.items():
-        colour = OKABE_ITO[_HUES[algorithm]] if algorithm in _HUES else "0.5"
-        rates = [row.bus_gb_per_s(row.tuner_us or row.links_us) or 0.0 for row in here]
-        sizes, name = [row.nbytes for row in here], f"{algorithm}, {protocol}" if protocol else algorithm
+        curve = [(row.nbytes, row.bus_gb_per_s(us)) for row, us in zip(rows, times, strict=True) if us]
+        if curve:
+            ax.plot(*zip(*curve, strict=True), style, color=colour, label=name, zorder=3)
+    by_choice = group_pairs(((row.algorithm, row.choice.protocol if row.choice else ""), row) for row in rows)
+    for (algorithm, protocol), points in by_choice.items():
+        colour = OKABE_ITO[_COLOURS[algorithm]] if algorithm in _COLOURS else "0.5"
+        rates = [row.bus_gb_per_s(row.tuner_us or row.links_us) or 0.0 for row in points]
+        sizes, name = [row.nbytes for row in points], f"{algorithm}, {protocol}" if protocol else algorithm
         ax.scatter(sizes, rates, 22, colour, marker=_MARKS[protocol], label=name, zorder=4)
     ax.set_xscale("log", base=2)
     ax.set_ylim(bottom=0)

@@ -81,20 +81,20 @@ class Comparison:
     @cached_property
     def samples(self) -> list[int]:
         """Samples of a step (else of the run), all replicas together, for each of `ranked`; 0: unknown."""
-        told = [(result.summary, result.summary.get("train", {})) for result in self.ranked]
-        steps = [(own.get("samples_per_s", 0), of.get("step_ns", own["makespan_ns"])) for own, of in told]
+        runs = [(result.summary, result.summary.get("train", {})) for result in self.ranked]
+        steps = [(run.get("samples_per_s", 0), step.get("step_ns", run["makespan_ns"])) for run, step in runs]
         return [round(rate * ns / NS_PER_S) for rate, ns in steps]
 
     @property
     def unequal(self) -> str:
         """Numbers of devices and samples, and who used them, largest first; empty if all used the same."""
-        found = []
-        for of, counts in (("devices", self.devices_used), ("samples", self.samples)):
+        differences = []
+        for resource, counts in (("devices", self.devices_used), ("samples", self.samples)):
             by_count = group_pairs(zip(counts, (result.policy for result in self.ranked), strict=True))
             if len(by_count) > 1 and 0 not in by_count:
                 who = (f"{', '.join(by_count[count])} on {count:,}" for count in sorted(by_count)[::-1])
-                found.append(f"different numbers of {of} ({'; '.join(who)})")
-        return " and ".join(found)
+                differences.append(f"different numbers of {resource} ({'; '.join(who)})")
+        return " and ".join(differences)
 
     @property
     def loops_counted_once(self) -> bool:
@@ -104,19 +104,23 @@ class Comparison:
     @cached_property
     def too_close(self) -> list[str]:
         """Policies closer to the fastest than the uncertainty of op costs (`sim.explain.time_use`)."""
-        told = [(result.summary["makespan_interval"] or {"by_kind": {}})["by_kind"] for result in self.ranked]
-        sure = [{kind: OnPath(one["path_ns"], one["spread"]) for kind, one in of.items()} for of in told]
+        intervals = [result.summary["makespan_interval"] or {"by_kind": {}} for result in self.ranked]
+        costs = [
+            {kind: OnPath(cost["path_ns"], cost["spread"]) for kind, cost in interval["by_kind"].items()}
+            for interval in intervals
+        ]
+
         best = self.fastest.trace.makespan_ns
         return [
             result.policy
-            for result, own in zip(self.ranked[1:], sure[1:], strict=True)
-            if not self.serves and 0 < result.trace.makespan_ns - best < difference_ns(own, sure[0])
+            for result, cost in zip(self.ranked[1:], costs[1:], strict=True)
+            if not self.serves and 0 < result.trace.makespan_ns - best < difference_ns(cost, costs[0])
         ]
 
     @cached_property
     def rows(self) -> list[dict[str, str]]:
         """A table for people: one row per run, fastest first, failed ones last."""
-        failed = [{"policy": each.label, "makespan_ns": each.what} for each in self.failures]
+        failed = [{"policy": failure.label, "makespan_ns": failure.what} for failure in self.failures]
         if self.serves:
             from scenarios.serving.serving_report import serving_rows
 
@@ -145,7 +149,7 @@ class Comparison:
     @cached_property
     def reasons(self) -> list[tuple[str, str]]:
         """For each of these rows, the policy and a line on why it is as fast as it is, or failed."""
-        failed = ((each.label, each.line.rstrip(":")) for each in self.failures)
+        failed = ((failure.label, failure.line.rstrip(":")) for failure in self.failures)
         return [*((result.policy, self.why(result)) for result in self.ranked), *failed]
 
     def __repr__(self) -> str:
@@ -166,7 +170,7 @@ class Comparison:
         """The comparison as sections: a table of all runs, fastest first, and a line on each."""
         ranked, loops = self.ranked, self.loops_counted_once
         width = max(len(policy) for policy, _ in self.reasons)
-        lines = [f"{policy:{width}}  {why}" for policy, why in self.reasons]
+        lines = [f"{policy:{width}}  {reason}" for policy, reason in self.reasons]
         if self.lower_bound_ns and not self.serves:
             once = " (chains through loops counted once)" if loops else ""
             lines.append(f"Lower bound of all runs: {format_duration(self.lower_bound_ns)}{once}.")
@@ -195,21 +199,21 @@ class Comparison:
 
             first = None if result is self.fastest else self.fastest.summary["serving"]
             return time_of_requests(result.summary["serving"], first)
-        facts = self._facts[self.ranked.index(result)]
+        facts = self._columns[self.ranked.index(result)]
         if result is self.fastest:
             return breakdown_text(facts, self.lower_bound_ns)
-        return change_text(facts, self._facts[0]) + self._held_back(result)
+        return change_text(facts, self._columns[0]) + self._delay_text(result)
 
-    def _held_back(self, result: Result) -> str:
+    def _delay_text(self, result: Result) -> str:
         """Return what a policy runs first, if that delays the first op that moved."""
-        runs = [schedule_of(each.trace, "", policy=each.policy) for each in (result, self.fastest)]
-        why = why_first_moved(differences(*runs), names := (result.policy, self.fastest.policy))
-        if why is None or (why.later, why.reason) != ("a", "policy"):
+        runs = [schedule_of(run.trace, "", policy=run.policy) for run in (result, self.fastest)]
+        cause = why_first_moved(differences(*runs), names := (result.policy, self.fastest.policy))
+        if cause is None or (cause.later, cause.reason) != ("a", "policy"):
             return ""
-        return f"; {why.chain[0].removeprefix(f'in {names[0]} ')}"
+        return f"; {cause.chain[0].removeprefix(f'in {names[0]} ')}"
 
     @cached_property
-    def _facts(self) -> list[DerivedColumns]:
+    def _columns(self) -> list[DerivedColumns]:
         return [DerivedColumns(result.trace, result.policy) for result in self.ranked]
 
     def to_json(self) -> dict[str, Any]:
@@ -226,10 +230,10 @@ class Comparison:
                     **result.to_json(),
                     "devices_used": used,
                     **breakdown(facts).to_json(),
-                    "slower_by_ns": change(facts, self._facts[0]).parts,
+                    "slower_by_ns": change(facts, self._columns[0]).parts,
                     "why": self.why(result),
                 }
-                for result, used, facts in zip(self.ranked, self.devices_used, self._facts, strict=True)
+                for result, used, facts in zip(self.ranked, self.devices_used, self._columns, strict=True)
             ],
             "failed": [
                 {"policy": failure.label, "what": failure.what, "message": str(failure.error)}

@@ -59,17 +59,17 @@ class Answer:
     @cached_property
     def own_ns(self) -> IntArray | None:
         """Part of each pair's move that is its own, if above the threshold; None if a table cannot tell."""
-        own = own_ns(self.differences)
-        return None if own is None else np.where(np.abs(own) > self.differences.over_ns, own, 0)
+        move_ns = own_ns(self.differences)
+        return None if move_ns is None else np.where(np.abs(move_ns) > self.differences.over_ns, move_ns, 0)
 
     @cached_property
     def idle(self) -> dict[str, dict[str, tuple[int, int]]]:
         """Device -> reason -> idle time in A and in B; only where they differ."""
-        found = {
-            device: {reason: both for reason, both in reasons.items() if both[0] != both[1]}
+        changes = {
+            device: {reason: times for reason, times in reasons.items() if times[0] != times[1]}
             for device, reasons in idle_change(self.differences).items()
         }
-        return {device: reasons for device, reasons in found.items() if reasons}
+        return {device: reasons for device, reasons in changes.items() if reasons}
 
     @cached_property
     def path(self) -> PathChange | None:
@@ -84,26 +84,26 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``sim diff --json`` prints."""
-        d, why = self.differences, self.why
+        diff, cause = self.differences, self.why
         return {
             "schema": SCHEMA,
-            "a": _side(d.a),
-            "b": _side(d.b),
-            "makespan_difference_ns": d.b.makespan_ns - d.a.makespan_ns,
-            "over_ns": d.over_ns,
-            "same": d.same,
-            "matched_by": d.pairs.by,
-            "matched": len(d.pairs.a),
-            "moved": int(d.moved.sum()),
-            "changed_duration": int(d.resized.sum()),
-            "changed_lane": int(d.relaned.sum()),
-            "first_moved": None if why is None else self._first(why),
-            "moved_most": [{**move, "first": self._pair(move["first"])} for move in d.moves(self.top)],
+            "a": _side(diff.a),
+            "b": _side(diff.b),
+            "makespan_difference_ns": diff.b.makespan_ns - diff.a.makespan_ns,
+            "over_ns": diff.over_ns,
+            "same": diff.same,
+            "matched_by": diff.pairs.by,
+            "matched": len(diff.pairs.a),
+            "moved": int(diff.moved.sum()),
+            "changed_duration": int(diff.resized.sum()),
+            "changed_lane": int(diff.relaned.sum()),
+            "first_moved": None if cause is None else self._first(cause),
+            "moved_most": [{**move, "first": self._pair(move["first"])} for move in diff.moves(self.top)],
             "moved_by_themselves": None if self.own_ns is None else self._own(self.own_ns),
-            "only_a": self._only(d.a, d.only_a),
-            "only_b": self._only(d.b, d.only_b),
+            "only_a": self._only(diff.a, diff.only_a),
+            "only_b": self._only(diff.b, diff.only_b),
             "durations": [
-                one | {"changed_most": self._durations(one["changed_most"])} for one in d.kinds(self.top)
+                one | {"changed_most": self._durations(one["changed_most"])} for one in diff.kinds(self.top)
             ],
             "idle": {
                 device: {reason: {"a_ns": a_ns, "b_ns": b_ns} for reason, (a_ns, b_ns) in reasons.items()}
@@ -113,40 +113,40 @@ class Answer:
             "critical_path": None if self.path is None else self._path(self.path),
         }
 
-    def _first(self, why: Why) -> dict[str, Any]:
+    def _first(self, cause: Why) -> dict[str, Any]:
         assert self.differences.first is not None
         return {
             **self._pair(self.differences.first),
-            "later_in": why.later,
-            "reason": why.reason,
-            "root": why.root,
-            "why": list(why.chain),
-            "waited_ns": {"a": why.waited_a, "b": why.waited_b},
+            "later_in": cause.later,
+            "reason": cause.reason,
+            "root": cause.root,
+            "why": list(cause.chain),
+            "waited_ns": {"a": cause.waited_a, "b": cause.waited_b},
         }
 
     def _own(self, own_ns: IntArray) -> dict[str, Any]:
         largest = self.differences.largest(own_ns, self.top)
-        most = [{"by_ns": int(own_ns[k]), **self._pair(k)} for k in largest]
-        return {"ops": int((own_ns != 0).sum()), "most": most}
+        moves = [{"by_ns": int(own_ns[k]), **self._pair(k)} for k in largest]
+        return {"ops": int((own_ns != 0).sum()), "most": moves}
 
     def _pair(self, k: int) -> dict[str, Any]:
-        d = self.differences
-        a, b = int(d.pairs.a[k]), int(d.pairs.b[k])
-        both = {"kind": d.a.kind_of(a), "iteration": int(d.a.iteration[a])}
-        return {**both, "a": _start(d.a, a), "b": _start(d.b, b)}
+        diff = self.differences
+        a, b = int(diff.pairs.a[k]), int(diff.pairs.b[k])
+        shared = {"kind": diff.a.kind_of(a), "iteration": int(diff.a.iteration[a])}
+        return {**shared, "a": _start(diff.a, a), "b": _start(diff.b, b)}
 
     def _durations(self, k: int) -> dict[str, Any]:
-        d = self.differences
-        a_ns, b_ns = int(d.a.lasted_ns[d.pairs.a[k]]), int(d.b.lasted_ns[d.pairs.b[k]])
+        diff = self.differences
+        a_ns, b_ns = int(diff.a.lasted_ns[diff.pairs.a[k]]), int(diff.b.lasted_ns[diff.pairs.b[k]])
         return {**self._pair(k), "a_lasted_ns": a_ns, "b_lasted_ns": b_ns}
 
     def _only(self, schedule: OpSchedule, rows: IntArray) -> dict[str, Any]:
         """Return the number of rows in only one schedule, and the ops among them that take longest."""
         label = schedule.labels if schedule.numbered else schedule.names
         groups = group_pairs((label[row], row) for row in rows.tolist())
-        ns = {name: int(schedule.lasted_ns[of].sum()) for name, of in groups.items()}
+        ns = {name: int(schedule.lasted_ns[members].sum()) for name, members in groups.items()}
         ranked = sorted(groups, key=lambda name: (-ns[name], -len(groups[name]), groups[name][0]))
-        most = [
+        ops = [
             {
                 "op": name,
                 "kind": schedule.kind_of(row),
@@ -157,14 +157,14 @@ class Answer:
             }
             for name, row in ((name, groups[name][0]) for name in ranked[: self.top])
         ]
-        return {"ops": len(rows), "most": most}
+        return {"ops": len(rows), "most": ops}
 
     def _makespan(self, change: MakespanChange) -> dict[str, Any]:
         a, b = change.a, change.b
-        told: dict[str, Any] = {"parts_of": {"a": a.device, "b": b.device}}
-        told["parts"] = _both_of(PARTS, a.parts, b.parts)
-        bubble = _both_of(BUBBLE, a.bubble, b.bubble)
-        return told | ({"bubble": bubble} if bubble else {})
+        parts: dict[str, Any] = {"parts_of": {"a": a.device, "b": b.device}}
+        parts["parts"] = _beside(PARTS, a.parts, b.parts)
+        bubble = _beside(BUBBLE, a.bubble, b.bubble)
+        return parts | ({"bubble": bubble} if bubble else {})
 
     def _path(self, path: PathChange) -> dict[str, Any]:
         a, b = self.differences.a, self.differences.b
@@ -175,10 +175,10 @@ class Answer:
         }
 
 
-def _both_of(names: Iterable[str], a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, dict[str, int]]:
+def _beside(names: Iterable[str], a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """Return the parts of two makespans, in A and in B."""
-    there = (name for name in names if name in a or name in b)
-    return {name: {"a_ns": a.get(name, 0), "b_ns": b.get(name, 0)} for name in there}
+    present = (name for name in names if name in a or name in b)
+    return {name: {"a_ns": a.get(name, 0), "b_ns": b.get(name, 0)} for name in present}
 
 
 def _side(schedule: OpSchedule) -> dict[str, Any]:
@@ -260,11 +260,11 @@ def _ready(graph: Graph, start: IntArray, end: IntArray, launched: list[bool]) -
     ready = np.zeros(len(graph), np.int64)
     starts, ends = start.tolist(), end.tolist()
     for op in graph.topological_order.tolist():
-        at = 0
+        ready_ns = 0
         for before in graph.predecessors.row(op).tolist():
             ahead = launched[op] and launched[before]
-            at = max(at, int(ready[before]) if ahead else ends[before])
-        ready[op] = min(at, starts[op]) if starts[op] != UNSET else at
+            ready_ns = max(ready_ns, int(ready[before]) if ahead else ends[before])
+        ready[op] = min(ready_ns, starts[op]) if starts[op] != UNSET else ready_ns
     return ready
 
 
@@ -304,8 +304,8 @@ class Side(NamedTuple):
     schedule: Callable[[], OpSchedule]
 
 
-class _One(NamedTuple):
-    """The request for one side: its `own` settings, all of them, and whether its file is both sides."""
+class _Request(NamedTuple):
+    """What one side is: its `own` settings and `sets`, all of them; `alone`: its file is both sides."""
 
     path: str
     policy: str | None
@@ -347,22 +347,22 @@ def two_sides(
     """
     if len(policies) > 2:
         raise InputError(f"--policy: takes one policy for each side, not {len(policies)}")
-    of: Sequence[str | None] = (None, None)
+    chosen: Sequence[str | None] = (None, None)
     if len(policies) == 2:
-        of = policies
+        chosen = policies
     elif policies:
         named = [_names_policies(path) for path in paths]
         if named in ([True, False], [False, True]):  # the policy belongs to that side
-            of = (policies[0], None) if named[0] else (None, policies[0])
+            chosen = (policies[0], None) if named[0] else (None, policies[0])
         else:
-            of = (policies[0] if len(paths) == 2 or sets_a or sets_b else None, policies[0])
+            chosen = (policies[0] if len(paths) == 2 or sets_a or sets_b else None, policies[0])
     a, b = (
-        _One(path, policy, own, [*sets, *own], allowed, len(paths) == 1)
-        for path, policy, own in zip((paths[0], paths[-1]), of, (sets_a, sets_b), strict=True)
+        _Request(path, policy, own_sets, [*sets, *own_sets], allowed, len(paths) == 1)
+        for path, policy, own_sets in zip((paths[0], paths[-1]), chosen, (sets_a, sets_b), strict=True)
     )
     kinds = _kind(a.path), _kind(b.path)
     if len(paths) == 1 and not policies and not sets_a and not sets_b:
-        return _alone(a, kinds[0])
+        return _sides_of_one_file(a, kinds[0])
     return _read_side(a, kinds[0], b), _read_side(b, kinds[1], a)
 
 
@@ -386,34 +386,34 @@ def _kind(path: str) -> str:
         head = read_bytes(path)
     if head.lstrip()[:1] == b"[" and b'"op"' in head:
         return "table"
-    schema = _SCHEMA.search(head)
-    what = schema[1].decode() if schema else ""
-    if what == PLAN:
+    match = _SCHEMA.search(head)
+    schema = match[1].decode() if match else ""
+    if schema == PLAN:
         return "plan"
-    if what and not what.startswith("sim.graph/"):
-        raise InputError(f"{path}: is {what}, which has no ops; `sim run --ops FILE.csv` writes what ran")
+    if schema and not schema.startswith("sim.graph/"):
+        raise InputError(f"{path}: is {schema}, which has no ops; `sim run --ops FILE.csv` writes what ran")
     return "recording"
 
 
-def _read_side(one: _One, kind: str, other: _One) -> Side:
+def _read_side(one: _Request, kind: str, other: _Request) -> Side:
     if kind == "scenario" or (kind == "recording" and one.runs):
-        return _of_case(_scenario(one).case(one.policy), one.own)
+        return _case_side(_scenario(one).case(one.policy), one.own)
     if kind == "plan":
-        return _of_plan(one, other)
+        return _plan_side(one, other)
     if kind == "table":
         if one.sets:
             raise InputError(f"--set {one.sets[0]}: {one.path} is a table of what ran, and nothing to run")
-        return _of_table(one.path, one.policy)
+        return _table_side(one.path, one.policy)
     return Side(f"{_name(one.path)}, as recorded", lambda: _as_recorded(_graph(one.path), one.path))
 
 
-def _alone(one: _One, kind: str) -> tuple[Side, Side]:
+def _sides_of_one_file(one: _Request, kind: str) -> tuple[Side, Side]:
     """Return both sides of one file: a recording and its simulation, or the two runs of a table."""
     if kind == "recording":
         graph = cache(lambda: _graph(one.path))
         run = cache(lambda: run_recorded(graph()))
         if one.sets:
-            simulated = _of_case(_scenario(one).case())
+            simulated = _case_side(_scenario(one).case())
         else:
             title = f"{_name(one.path)}, simulated"
             simulated = Side(title, lambda: schedule_of(run(), title, policy="the recorded order"))
@@ -425,7 +425,7 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
     if kind == "table":
         runs = runs_in(read_ops_table(one.path))
         if len(runs) == 2:
-            return _of_table(one.path, runs[0]), _of_table(one.path, runs[1])
+            return _table_side(one.path, runs[0]), _table_side(one.path, runs[1])
         if len(runs) > 1:
             raise InputError(
                 f"{one.path}: holds the runs {', '.join(runs)}; name two with --policy, or a second file"
@@ -437,11 +437,11 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
     case = scenario.case()
     if case.work.graph.attribute("recorded_start_ns"):
         title = f"{case.scenario.name}, as recorded"
-        return Side(title, lambda: _as_recorded(case.work.graph, one.path)), _of_case(case)
-    known = ", ".join(scenario.variants)
+        return Side(title, lambda: _as_recorded(case.work.graph, one.path)), _case_side(case)
+    policies = ", ".join(scenario.variants)
     raise InputError(
         f"{one.path}: is one run; name a second file, another --policy"
-        + (f" (it compares {known})" if known else "")
+        + (f" (it compares {policies})" if policies else "")
         + ", or a setting of one side (--set-b KEY=VALUE)"
     )
 
@@ -449,35 +449,35 @@ def _alone(one: _One, kind: str) -> tuple[Side, Side]:
 # -- scenarios --------------------------------------------------------------------------------------
 
 
-def _scenario(one: _One) -> Scenario:
+def _scenario(one: _Request) -> Scenario:
     return scenario_of(Document.read(one.path, one.allowed).with_settings(one.sets))
 
 
-def _of_case(case: Case, own: Sequence[str] = ()) -> Side:
-    """Return the run of a case; `own` are settings of this side only, which its title names."""
-    title = f"{case.scenario.name}: {case.label}" + (f" ({', '.join(own)})" if own else "")
+def _case_side(case: Case, own_sets: Sequence[str] = ()) -> Side:
+    """Return the run of a case; `own_sets` are settings of this side only, which its title names."""
+    title = f"{case.scenario.name}: {case.label}" + (f" ({', '.join(own_sets)})" if own_sets else "")
     return Side(title, lambda: schedule_of(run_case(case).trace, title, policy=case.label))
 
 
-def _of_plan(one: _One, other: _One) -> Side:
+def _plan_side(one: _Request, other: _Request) -> Side:
     """Return the run of the other side's scenario when it follows a plan."""
     if _kind(other.path) != "scenario":
         raise InputError(f"{one.path}: {_NO_TIMES}")
     if one.policy is not None:
         raise InputError(f"--policy {one.policy}: {one.path} is a plan, which decides everything")
-    own = _scenario(one._replace(path=other.path)).case(other.policy)
-    policy = ReplayPlan(file=Path(one.path), synchronisation=own.decisions.policy.synchronisation)
+    case = _scenario(one._replace(path=other.path)).case(other.policy)
+    policy = ReplayPlan(file=Path(one.path), synchronisation=case.decisions.policy.synchronisation)
     decided: dict[str, Any] = {"policy": policy, "streams": Planned(policy.plan)}
-    if not own.decisions.compile:  # a compiler places the scenario's ops; the plan has those that it makes
+    if not case.decisions.compile:  # a compiler places the scenario's ops; the plan has those that it makes
         decided["placement"] = decided["streams"]
-    side = _of_case(own.deciding(**decided, label=_name(one.path)), one.own)
+    side = _case_side(case.deciding(**decided, label=_name(one.path)), one.own)
     return side._replace(schedule=in_file(one.path)(side.schedule))
 
 
 # -- tables and recordings --------------------------------------------------------------------------
 
 
-def _of_table(path: str, policy: str | None) -> Side:
+def _table_side(path: str, policy: str | None) -> Side:
     table = read_ops_table(path)
     schedule = schedule_of_table(path, table, policy)
     return Side(schedule.title, lambda: schedule)

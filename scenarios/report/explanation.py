@@ -34,7 +34,7 @@ def explanation(
     op : str, optional
         Op whose executions are listed as well.
     """
-    trace, whole, path = result.trace, facts.within(), executed_path(facts)
+    trace, columns, path = result.trace, facts.within(), executed_path(facts)
     return {
         "schema": EXPLANATION_SCHEMA,
         "scenario": result.scenario,
@@ -42,8 +42,8 @@ def explanation(
         "makespan_ns": trace.makespan_ns,
         "from_ns": facts.from_ns,
         "to_ns": facts.to_ns,
-        "why": breakdown_text(whole),
-        **breakdown(whole).to_json(),
+        "why": breakdown_text(columns),
+        **breakdown(columns).to_json(),
         "path": [_step(trace, facts, step) for step in steps_in(facts, path)],
         "unused_devices": result.summary["unused_devices"],
         "time_ns": time_use(facts),

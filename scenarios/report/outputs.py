@@ -54,19 +54,19 @@ def check_outputs(files: Files) -> None:
     InputError
         The suffix is unknown, the place is not writable, or two outputs have the same file.
     """
-    taken: dict[Path, str] = {}
-    for what, path in _each(files):
-        if what == "trace" and _is_folder(path):
+    owners: dict[Path, str] = {}
+    for output, path in _output_files(files):
+        if output == "trace" and _is_folder(path):
             from sim.export.chrome import check_folder
 
-            with _about("--trace "):
+            with _with_option("--trace "):
                 check_folder(path)
         else:
-            check_path(what, path, _FILES[what][0])
+            check_path(output, path, _FILES[output][0])
         target = Path(path).resolve()
-        if target in taken:
-            raise InputError(f"--{what} {path}: is what --{taken[target]} writes")
-        taken[target] = what
+        if target in owners:
+            raise InputError(f"--{output} {path}: is what --{owners[target]} writes")
+        owners[target] = output
 
 
 def check_cases(cases: Sequence[Case], files: Files) -> None:
@@ -83,7 +83,7 @@ def check_cases(cases: Sequence[Case], files: Files) -> None:
             raise InputError(f"--plan {path}: holds the plan of one run; name one --policy")
         from sim.record.plan import check_planned
 
-        with _about(f"--plan {path}: "):
+        with _with_option(f"--plan {path}: "):
             check_planned(cases[0].work.graph)
     for path in files.get("memory-trace") or ():
         if len(cases) > 1:
@@ -95,9 +95,9 @@ def check_cases(cases: Sequence[Case], files: Files) -> None:
             raise InputError(f"--trace {path}: a folder has a file for each GPU, and the machine has none")
 
 
-def _each(files: Files) -> list[tuple[str, str]]:
+def _output_files(files: Files) -> list[tuple[str, str]]:
     """Return pairs of an output and a file, one for each file."""
-    return [(what, path) for what, paths in files.items() for path in paths or ()]
+    return [(output, path) for output, paths in files.items() for path in paths or ()]
 
 
 def write_outputs(
@@ -126,9 +126,9 @@ def write_outputs(
         Some files cannot be drawn; raised after all others were written.
     """
     refused = []
-    for what, path in _each(files):
+    for output, path in _output_files(files):
         try:
-            if (write := _FILES[what][1]) is not None:
+            if (write := _FILES[output][1]) is not None:
                 written = write(results, path) or [path]
             else:
                 _write_chart(results, path, arrows=arrows, critical_path=critical_path)
@@ -136,8 +136,8 @@ def write_outputs(
         except InputError as error:
             refused.append(str(error))
         else:
-            for each in written:
-                wrote(each)
+            for file in written:
+                wrote(file)
     if refused:
         raise InputError("\n".join(refused))
 
@@ -155,22 +155,22 @@ def check_path(option: str, path: str | None, endings: tuple[str, ...]) -> None:
     if not Path(path).name.lower().endswith(endings):
         raise InputError(f"--{option} {path}: should end in {', '.join(endings)}")
     try:
-        with _about(f"--{option} "):
+        with _with_option(f"--{option} "):
             check_writable(path)
     except (OSError, ValueError) as error:  # ValueError: a null character
-        why = getattr(error, "strerror", None) or error
-        raise InputError(f"--{option} {path}: cannot be written ({why})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"--{option} {path}: cannot be written ({reason})") from None
 
 
-def _write_chart(results: Sequence[Result], path: str, **shown: bool) -> None:
+def _write_chart(results: Sequence[Result], path: str, **options: bool) -> None:
     from sim.plot import compare_gantt, save, save_page
 
     traces = {result.policy: result.trace for result in results}
     if path.lower().endswith(".html"):
         sections = {result.policy: result.sections for result in results}
-        save_page(traces, path, title=results[0].scenario, sections=sections, **shown)
+        save_page(traces, path, title=results[0].scenario, sections=sections, **options)
     else:
-        save(compare_gantt(traces, **shown), path)
+        save(compare_gantt(traces, **options), path)
 
 
 def _is_folder(path: str) -> bool:
@@ -206,19 +206,19 @@ def _write_memory(results: Sequence[Result], path: str) -> None:
     from sim.plot.memory import band_labels, draw_strip, memory_handles, strip_of, tops_of
     from sim.plot.theme import colour_of, plain
 
-    shown = [
+    held_memory = [
         (result, device)
         for result in results
         for device, nbytes in peak_bytes(result.trace).items()
         if nbytes
     ]
-    if not shown:
+    if not held_memory:
         raise InputError(f"--memory {path}: there is nothing to draw: nothing is ever held")
-    figure, axes = new_figure(len(shown), height=max(2.6, 1.5 * len(shown)))
-    strips = [strip_of(result.trace, device) for result, device in shown]
+    figure, axes = new_figure(len(held_memory), height=max(2.6, 1.5 * len(held_memory)))
+    strips = [strip_of(result.trace, device) for result, device in held_memory]
     colours = {label: colour_of(label) for label in band_labels(strips)}
     tops, until_ns = tops_of(strips), max(1, *(result.trace.makespan_ns for result in results))
-    for (result, _), strip, ax in zip(shown, strips, axes, strict=True):
+    for (result, _), strip, ax in zip(held_memory, strips, axes, strict=True):
         draw_strip(ax, strip, colours, tops[strip.kind], until_ns)
         plain(ax, result.policy if len(results) > 1 else None)
         ax.label_outer()
@@ -234,7 +234,7 @@ def _write_links(results: Sequence[Result], path: str) -> None:
     figure, axes = new_figure(len(results), height=min(40.0, sum(1.2 + 0.24 * max(3, n) for n in rows)))
     until_ns = max(1, *(result.trace.makespan_ns for result in results))
     for result, ax in zip(results, axes, strict=True):
-        with _about(f"--links {path}: "):
+        with _with_option(f"--links {path}: "):
             link_heat_map(result.trace, ax, title=result.policy, until_ns=until_ns)
         ax.label_outer()
     save(figure, path)
@@ -245,13 +245,13 @@ def _write_roofline(results: Sequence[Result], path: str) -> None:
 
     figure, axes = new_figure(len(results), width=9.0, height=5.0 * len(results))
     for result, ax in zip(results, axes, strict=True):
-        with _about(f"--roofline {path}: "):
+        with _with_option(f"--roofline {path}: "):
             roofline(result.trace, ax, title=result.policy)
     save(figure, path)
 
 
 @contextlib.contextmanager
-def _about(option: str) -> Iterator[None]:
+def _with_option(option: str) -> Iterator[None]:
     """Prefix errors raised in the block with their option, and its file unless the error names it."""
     try:
         yield

@@ -43,8 +43,8 @@ def to_json(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> dict[str
     """Return what ``sim whatif --json`` prints."""
     base, *what_ifs = rank_rows(rows)
     what_ifs += [row for row in rows if row["makespan_ns"] is None]
-    told = {"schema": WHAT_IFS_SCHEMA, "name": name, "recorded_ns": recorded_ns}
-    return {**told, "makespan_ns": base["makespan_ns"], "what_ifs": what_ifs}
+    head = {"schema": WHAT_IFS_SCHEMA, "name": name, "recorded_ns": recorded_ns}
+    return {**head, "makespan_ns": base["makespan_ns"], "what_ifs": what_ifs}
 
 
 def draw_what_ifs(name: str, rows: Sequence[Row]) -> Axes:
@@ -63,11 +63,11 @@ def draw_what_ifs(name: str, rows: Sequence[Row]) -> Axes:
     base, *others = rank_rows(rows)
     base_ns = base["makespan_ns"]
     _, [ax] = new_figure(width=9.0, height=1.2 + 0.28 * max(1, len(others)))
-    saved = [each["saved_ns"] for each in others]
+    saved = [row["saved_ns"] for row in others]
     shares = [100 * ns / base_ns if base_ns else 0.0 for ns in saved]
     blue, red = OKABE_ITO[0], OKABE_ITO[5]
     ax.barh(range(len(others)), shares, color=[red if share < 0 else blue for share in shares], height=0.7)
-    labels = [elide(each["label"], 60) for each in others]
+    labels = [elide(row["label"], 60) for row in others]
     ax.set_yticks(range(len(others)), labels, fontsize=8, parse_math=False)
     ax.invert_yaxis()
     for row, (share, ns) in enumerate(zip(shares, saved, strict=True)):
@@ -127,7 +127,7 @@ def sweep_plot(
     if not lines:
         raise InputError("there is nothing to draw: every point failed")
     order = list(dict.fromkeys(str(row[settings[0]]) for row in rows))
-    place = _places(order)
+    positions = _positions(order)
     ax = axes_or_new(ax, width=8.0, height=4.2)
     best = max if most else min
     ranked = sorted(lines, key=lambda name: best(y for _, y in lines[name]), reverse=most)
@@ -137,14 +137,14 @@ def sweep_plot(
         k = named.index(name) if name in named else None
         style = "-" if k is None else ("o-", "s--", "^:", "D-.")[k % 4]  # lines may coincide
         colour = "0.7" if k is None else OKABE_ITO[k]
-        at, ys = [place[value] for value, _ in points], [y for _, y in points]
+        xs, ys = [positions[value] for value, _ in points], [y for _, y in points]
         label = f"{len(lines) - len(named):,} others" if k is None else elide(name)
-        [handles[label]] = ax.plot(at, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2)
-    shown = [elide(value, 30) for value in order]
+        [handles[label]] = ax.plot(xs, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2)
+    labels = [elide(value, 30) for value in order]
     turned: dict[str, Any] = {"parse_math": False}
-    if sum(map(len, shown)) > _ONE_LINE:
+    if sum(map(len, labels)) > _LINE_CHARACTERS:
         turned |= {"rotation": 25, "ha": "right"}
-    ax.set_xticks([place[value] for value in order], shown, **turned)
+    ax.set_xticks([positions[value] for value in order], labels, **turned)
     ax.set_xlabel(settings[0].removeprefix("varied "), parse_math=False)
     label_result(ax.yaxis, what)
     ax.set_ylim(bottom=0)
@@ -170,12 +170,12 @@ def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]]) -> Axes:
     last = max((float(ratio) for steps in profile.values() for ratio, _ in steps), default=1.0)
     handles: dict[str, Any] = {}
     for k, (name, steps) in enumerate(profile.items()):
-        at = [1.0, *(float(ratio) for ratio, _ in steps), 1 + (last - 1) * 1.05]
+        xs = [1.0, *(float(ratio) for ratio, _ in steps), 1 + (last - 1) * 1.05]
         share = [0.0, *(float(part) for _, part in steps)]
         style = ("-", "--", ":", "-.")[k % 4]  # lines may coincide
         colour = OKABE_ITO[k % len(OKABE_ITO)]
         steps_to = [*share, share[-1]]
-        [handles[elide(name)]] = ax.plot(at, steps_to, style, color=colour, drawstyle="steps-post")
+        [handles[elide(name)]] = ax.plot(xs, steps_to, style, color=colour, drawstyle="steps-post")
     ax.set_xlabel("makespan, as a multiple of the best of these methods")
     ax.set_ylabel("share of the instances")
     ax.set_ylim(0, 1.02)
@@ -184,11 +184,11 @@ def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]]) -> Axes:
     return ax
 
 
-_ONE_LINE: Final = 80
+_LINE_CHARACTERS: Final = 80
 """Number of characters that fit on one line below a picture."""
 
 
-def _places(values: Sequence[str]) -> dict[str, float]:
+def _positions(values: Sequence[str]) -> dict[str, float]:
     """Return the positions of values: evenly spaced numbers by their size, all others side by side."""
     try:
         numbers = [float(value) for value in values]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_NEAR: Final = 6
+_NEAR_POSITIONS: Final = 6
 """Number of positions next to a point, where its name needs no line to it."""
 
 
@@ -43,13 +43,13 @@ def pipeline_rows(results: Sequence[Result]) -> list[dict[str, str]]:
     """
     rows = []
     for result in results:
-        told = result.summary["pipeline"]
-        bubbles = {key: told[key] for key in ("makespan_bubble", "span_bubble", "bubble_formula")}
+        pipeline = result.summary["pipeline"]
+        bubbles = {key: pipeline[key] for key in ("makespan_bubble", "span_bubble", "bubble_formula")}
         row = {key: "" if share is None else f"{100 * share:.2f}%" for key, share in bubbles.items()}
-        most = {key: max(told[key]) for key in ("span_ns", "peak_activations", "exposed_ns")}
-        peak, rank = _peak_bytes(told)
-        shown = f"rank {rank}: {size(peak)}" if peak > 0 else size(peak)
-        rows.append({**told, **row, **most, "schedule": result.policy, "peak": shown})
+        maxima = {key: max(pipeline[key]) for key in ("span_ns", "peak_activations", "exposed_ns")}
+        peak, rank = _peak_bytes(pipeline)
+        peak_text = f"rank {rank}: {size(peak)}" if peak > 0 else size(peak)
+        rows.append({**pipeline, **row, **maxima, "schedule": result.policy, "peak": peak_text})
     columns = ["schedule", "makespan_ns", "longest span: span_ns", "bubble: makespan_bubble", "span_bubble"]
     if any(row["bubble_formula"] for row in rows):
         columns += ["formula: bubble_formula", "formula for: formula_of"]
@@ -58,10 +58,10 @@ def pipeline_rows(results: Sequence[Result]) -> list[dict[str, str]]:
     return text_table(rows, columns)
 
 
-def _peak_bytes(told: dict[str, Any]) -> tuple[int, int]:
+def _peak_bytes(pipeline: dict[str, Any]) -> tuple[int, int]:
     """Return the highest memory peak of a rank, and the first rank that has it."""
-    held = [sum(of_rank.values()) for of_rank in told["memory_bytes"]]
-    return max(held), held.index(max(held))
+    peaks = [sum(of_rank.values()) for of_rank in pipeline["memory_bytes"]]
+    return max(peaks), peaks.index(max(peaks))
 
 
 def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
@@ -84,32 +84,32 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     from sim.plot.theme import OKABE_ITO, paper, plain
 
     ax = axes_or_new(ax, width=7.0, height=4.5)
-    told = [result.summary["pipeline"] for result in results]
-    peaks = [_peak_bytes(one)[0] for one in told]
+    pipelines = [result.summary["pipeline"] for result in results]
+    peaks = [_peak_bytes(one)[0] for one in pipelines]
     sized = any(peaks)
-    memory = peaks if sized else [max(one["peak_activations"]) for one in told]
+    memory = peaks if sized else [max(one["peak_activations"]) for one in pipelines]
     points = [
         (float(result.trace.makespan_ns), float(size)) for result, size in zip(results, memory, strict=True)
     ]
     scale = scale_time(ax, max((int(time) for time, _ in points), default=1))
     unit, word = byte_unit(max(memory)) if sized else (1, "")
     best = front(points)
-    at, peaks_on_front = [points[i][0] / scale for i in best], [points[i][1] / unit for i in best]
-    ax.plot(at, peaks_on_front, "o-", color=OKABE_ITO[4], label="Pareto front")
+    xs, peaks_on_front = [points[i][0] / scale for i in best], [points[i][1] / unit for i in best]
+    ax.plot(xs, peaks_on_front, "o-", color=OKABE_ITO[4], label="Pareto front")
     for i, (time, nbytes) in enumerate(points):
         face = OKABE_ITO[4] if i in best else paper()
         ax.plot([time / scale], [nbytes / unit], "o", markerfacecolor=face, markeredgecolor=OKABE_ITO[4])
     ax.margins(x=0.12, y=0.08)
     places = [(time / scale, size / unit) for time, size in points]
     plain(ax)
-    named = [(elide(result.policy), at) for result, at in zip(results, places, strict=True)]
-    _name_apart(ax, named, [places[i] for i in best])
+    named = [(elide(result.policy), xs) for result, xs in zip(results, places, strict=True)]
+    _place_names(ax, named, [places[i] for i in best])
     add_legend(ax, alone=True)
     ax.set_ylabel(f"peak memory ({word})" if sized else "activations alive")
     return ax
 
 
-def _name_apart(
+def _place_names(
     ax: Axes, names: Sequence[tuple[str, tuple[float, float]]], line: Sequence[tuple[float, float]]
 ) -> None:
     """Write names beside their points, each at the first position where it covers nothing else.
@@ -123,17 +123,17 @@ def _name_apart(
     figure = ax.get_figure(root=True)
     assert figure is not None
     points = 72 / figure.dpi  # per pixel
-    at = [(points * x, points * y) for x, y in (ax.transData.transform(place) for _, place in names)]
+    anchors = [(points * x, points * y) for x, y in (ax.transData.transform(point) for _, point in names)]
     frame = Bbox(points * ax.get_window_extent().get_points())
-    taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in at]
-    around = [Bbox.from_bounds(x - 6, y - 14, 12, 28) for x, y in at]  # a name here would seem that point's
+    occupied = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in anchors]
+    around = [Bbox.from_bounds(x - 6, y - 14, 12, 28) for x, y in anchors]  # a name in it would seem its own
     corners = points * ax.transData.transform(line)
     for start, end in pairwise(corners):  # the line, as small boxes
         for share in np.linspace(0, 1, 2 + int(np.hypot(*(end - start)) / 4)):
             x, y = start + share * (end - start)
-            taken.append(Bbox.from_bounds(x - 1, y - 1, 2, 2))
-    for i, ((name, place), (x, y)) in enumerate(zip(names, at, strict=True)):
-        others = [*taken, *around[:i], *around[i + 1 :]]
+            occupied.append(Bbox.from_bounds(x - 1, y - 1, 2, 2))
+    for i, ((name, point), (x, y)) in enumerate(zip(names, anchors, strict=True)):
+        others = [*occupied, *around[:i], *around[i + 1 :]]
         width, height = 5.0 * len(name), 10.0
         beside = [(6, -4), (6, 4), (6, -12), (-6 - width, -4), (-6 - width, 4), (-6 - width, -12)]
         beside += [(dx, side * step) for step in (16, 26, 36) for side in (1, -1) for dx in (4, -width / 2)]
@@ -141,9 +141,9 @@ def _name_apart(
         within = [box.x0 > frame.x0 and box.x1 < frame.x1 for box in boxes]
         free = [k for k, box in enumerate(boxes) if within[k] and not box.count_overlaps(others)]
         best = free[0] if free else 0
-        taken.append(boxes[best])
+        occupied.append(boxes[best])
         dx, dy = beside[best]
         thin = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
-        line_to = thin | {"relpos": (0.5, 0 if dy > 0 else 1)} if best >= _NEAR else None
+        line_to = thin | {"relpos": (0.5, 0 if dy > 0 else 1)} if best >= _NEAR_POSITIONS else None
         look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "parse_math": False}
-        ax.annotate(name, place, (dx, dy + 2), arrowprops=line_to, **look)
+        ax.annotate(name, point, (dx, dy + 2), arrowprops=line_to, **look)
