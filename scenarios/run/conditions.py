@@ -39,15 +39,15 @@ def _tensorflow(case: Case) -> TensorFlowExecutor | None:
     return policy if isinstance(policy, TensorFlowExecutor) else None
 
 
-def _pools(case: Case, loc: Loc) -> bool:
+def _has_pools(case: Case, loc: Loc) -> bool:
     policy = _tensorflow(case)
     return policy is not None and bool(policy.sizes)
 
 
 def _makes_intra_op_pool(case: Case, loc: Loc) -> bool:
     """Whether the intra-op pool has the size that the session at `loc` asks for."""
-    asked = case.scenario.document.at(loc)
-    return asked is not None and asked.value == case.intra_op_threads
+    threads = case.scenario.document.at(loc)
+    return threads is not None and threads.value == case.intra_op_threads
 
 
 def _pipeline(case: Case) -> Any:
@@ -71,34 +71,34 @@ def _stragglers(case: Case) -> Any:
     return case.scenario.content.noise.stragglers  # type: ignore[union-attr]
 
 
-def _phase(*letters: str) -> Callable[[Case, Loc], bool]:
+def _has_phase(*letters: str) -> Callable[[Case, Loc], bool]:
     """Return a condition that holds if the schedule has an action of these phases, alone or in one slot."""
     return lambda case, loc: any(set(letters) <= set(phase.split("+")) for phase in case.work.graph.phases)
 
 
 def _stage_key(name: str) -> tuple[str, ...]:
-    return tuple(f"workload.pipeline.{at}{name}" for at in ("", "stages.*.", "layers.*."))
+    return tuple(f"workload.pipeline.{prefix}{name}" for prefix in ("", "stages.*.", "layers.*."))
 
 
-def _of_pipeline(names: tuple[str, ...], holds: Callable[[InputPipeline, Case], bool], why: str) -> Rule:
+def _pipeline_rule(names: tuple[str, ...], holds: Callable[[InputPipeline, Case], bool], reason: str) -> Rule:
     """Return a rule for keys of a builder; it can be broken only if the builder is an input pipeline."""
 
     def holds_for(case: Case, loc: Loc) -> bool:
         from scenarios.builders.input_pipeline import InputPipeline
 
-        of = getattr(case.scenario.content.workload, "build_", None)
-        return not isinstance(of, InputPipeline) or holds(of, case)
+        builder = getattr(case.scenario.content.workload, "build_", None)
+        return not isinstance(builder, InputPipeline) or holds(builder, case)
 
-    return Rule(tuple(f"workload.build.{name}" for name in names), holds_for, why)
+    return Rule(tuple(f"workload.build.{name}" for name in names), holds_for, reason)
 
 
 def _has_recorded_gap(case: Case, loc: Loc) -> bool:
     """Whether some GPU of the machine has the gap of the recording."""
-    known = case.work.graph.device_facts
+    recorded = case.work.graph.device_facts
     return any(
         parse_duration(facts["gap"]) == device.gap_ns
         for device in case.work.machine.devices
-        if "gap" in (facts := known.get(device.name, known.get(device.kind, {})))
+        if "gap" in (facts := recorded.get(device.name, recorded.get(device.kind, {})))
     )
 
 
@@ -113,8 +113,8 @@ def _recoveries(case: Case) -> set[str]:
 
 def _before_the_end(case: Case, loc: Loc) -> bool:
     """Whether the time at `loc` is before the end of the training run."""
-    end_ns, given = _training(case).duration, case.scenario.document.at(loc)
-    return end_ns is None or given is None or parse_duration(given.value) < end_ns
+    end_ns, time = _training(case).duration, case.scenario.document.at(loc)
+    return end_ns is None or time is None or parse_duration(time.value) < end_ns
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -143,8 +143,8 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         tuple(
-            f"workload.{at}ops.*.attributes.async"
-            for at in ("", "functions.*.", "sessions.*.workload.", "sessions.*.workload.functions.*.")
+            f"workload.{prefix}ops.*.attributes.async"
+            for prefix in ("", "functions.*.", "sessions.*.workload.", "sessions.*.workload.functions.*.")
         ),
         lambda case, loc: _tensorflow(case) is not None,
         "only TensorFlow's executor runs ops asynchronously; say runtime: tensorflow, or leave it out",
@@ -174,13 +174,13 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         ("workload.sessions.*.inter_op_thread_pool",),
-        _pools,
+        _has_pools,
         "the policy has one pool; give tensorflow-executor its session_inter_op_thread_pool, or leave it out",
     ),
     # -- a pipeline: its stages, layers and cuts
     Rule(
         _stage_key("recompute") + _stage_key("kept.recompute") + ("workload.pipeline.backward_dependency",),
-        _phase("R"),
+        _has_phase("R"),
         "the schedule recomputes nothing; say checkpoint: always (or except_last), or leave it out",
     ),
     Rule(
@@ -190,7 +190,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         _stage_key("kept.weight_grad"),
-        _phase("W"),
+        _has_phase("W"),
         "the schedule computes both gradients in one backward, B; choose one that splits it, or leave it out",
     ),
     Rule(
@@ -246,34 +246,34 @@ RULES: Final[tuple[Rule, ...]] = (
         "the model has no experts; leave it out",
     ),
     # -- a workload: data loading, and what-ifs of recordings
-    _of_pipeline(
+    _pipeline_rule(
         ("jitter.size",),
-        lambda of, case: bool(of.size),
+        lambda builder, case: bool(builder.size),
         "nothing is read from storage; give the items a size, or leave it out",
     ),
-    _of_pipeline(
+    _pipeline_rule(
         ("bandwidth",),
-        lambda of, case: bool(of.size) and case.scenario.content.machine is None,
+        lambda builder, case: bool(builder.size) and case.scenario.content.machine is None,
         "items have no size, or the scenario's machine has links that say how fast the storage is; give a "
         "size and no machine, or leave it out",
     ),
-    _of_pipeline(
+    _pipeline_rule(
         ("seed",),
-        lambda of, case: bool(of.jitter),
+        lambda builder, case: bool(builder.jitter),
         "nothing is drawn; give jitter, or leave it out",
     ),
-    _of_pipeline(
+    _pipeline_rule(
         ("all_reduce",),
-        lambda of, case: of.replicas > 1,
+        lambda builder, case: builder.replicas > 1,
         "one replica has nobody to meet; give replicas: 2 or more, or leave it out",
     ),
-    _of_pipeline(
+    _pipeline_rule(
         ("prefetch_factor", "in_order"),
-        lambda of, case: getattr(of, "workers", 1) != 0,
+        lambda builder, case: getattr(builder, "workers", 1) != 0,
         "the script loads by itself; give workers: 1 or more, or leave it out",
     ),
     Rule(
-        tuple(f"workload.what_if.{at}{key}" for at in ("", "*.") for key in ("gap", "cuda_graph.gap")),
+        tuple(f"workload.what_if.{step}{key}" for step in ("", "*.") for key in ("gap", "cuda_graph.gap")),
         _has_recorded_gap,
         "the machine's GPUs have gaps of their own, and not the recording's; leave out one of the two",
     ),
@@ -286,8 +286,8 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         ("training_run.devices",),
         lambda case, loc: any(
-            each.kind == "device" or (each.mtbf is None and each.at is None)
-            for each in (*_training(case).failures.values(), *_training(case).slow_downs.values())
+            cause.kind == "device" or (cause.mtbf is None and cause.at is None)
+            for cause in (*_training(case).failures.values(), *_training(case).slow_downs.values())
         ),
         "no cause meets single devices; say kind: device, or leave it out",
     ),
@@ -342,8 +342,8 @@ def keys_without_effect(case: Case) -> Iterator[tuple[Loc, Rule]]:
             if (in_file and (document.changed or other_file)) or place.source.startswith("--vary"):
                 continue
             everybodys = in_file and loc[0] != "compare" and place == base.place(loc)
-            asked = chain([case], _others(case) if everybodys else ())
-            if not any(rule.holds(each, loc) for each in asked):
+            runs = chain([case], _others(case) if everybodys else ())
+            if not any(rule.holds(run, loc) for run in runs):
                 yield loc, rule
 
 

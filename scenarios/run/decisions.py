@@ -64,7 +64,7 @@ class Decisions(NamedTuple):
         Whether the ops of a device are launched as one CUDA graph.
     intra_op_threads : int or None
         Threads in the pool that the ops of each CPU share; 0: as many as cores; None: no such pool.
-    said : PolicyFields or None
+    fields : PolicyFields or None
         The fields from which the objects were made; None if something else was used, too.
     allocators : mapping of str to mapping
         Kind of device → its allocator, as the runtime names them; empty if no runtime names any.
@@ -84,7 +84,7 @@ class Decisions(NamedTuple):
     cuda_graph: bool = False
     allocators: Mapping[str, Mapping[str, Any]] = {}
     intra_op_threads: int | None = None
-    said: PolicyFields | None = None
+    fields: PolicyFields | None = None
     schedule: PolicyFields | None = None
 
 
@@ -95,18 +95,18 @@ def overlay(base: PolicyFields, over: PolicyFields) -> PolicyFields:
     as they are in `base`. A runtime is a set of all decisions: if `over` names one, nothing of `base` stays.
     """
     if over.runtime is not None:
-        kept: dict[str, Any] = {}
+        values: dict[str, Any] = {}
     elif over.name is not None:
-        kept = {key: value for key, value in _own_decisions(base).items() if key not in ("name", "runtime")}
+        values = {key: value for key, value in _own_decisions(base).items() if key not in ("name", "runtime")}
     else:
-        kept = {**_own_decisions(base), **base.options}
-    return PolicyFields.model_construct(**{**kept, **_own_decisions(over), **over.options})
+        values = {**_own_decisions(base), **base.options}
+    return PolicyFields.model_construct(**{**values, **_own_decisions(over), **over.options})
 
 
 def _own_decisions(fields: PolicyFields) -> dict[str, Any]:
     """Return the decisions that are made in `fields`, without the options of the policy."""
-    made = fields.model_fields_set & PolicyFields.model_fields.keys()
-    return {key: value for key, value in fields if key in made}
+    keys = fields.model_fields_set & PolicyFields.model_fields.keys()
+    return {key: value for key, value in fields if key in keys}
 
 
 def resolve(
@@ -142,16 +142,16 @@ def resolve(
         if spec.name is None:
             raise document.error(loc, "names no policy; give it a name, or a runtime", key=True)
 
-        def choose(choice: Choice | None, key: str, *at: int) -> Any:
+        def choose(choice: Choice | None, key: str, *index: int) -> Any:
             if choice is None:
                 return None
-            with error_path(key, *at):
-                return _chosen(key, choice, document.origin)
+            with error_path(key, *index):
+                return _make_chosen(key, choice, document.origin)
 
         policy = _policy(spec, loc, document.origin, inherited=inherited)
         steps = (*document.place_of(loc, "compile"), "compile")
-        known = spec.knowledge or knowledge
-        knows, error = (known, 0.2) if isinstance(known, str) else ("estimate", known["estimate"])
+        default = spec.knowledge or knowledge
+        knows, error = (default, 0.2) if isinstance(default, str) else ("estimate", default["estimate"])
         return Decisions(
             label,
             policy,
@@ -168,7 +168,7 @@ def resolve(
             cuda_graph=bool(spec.cuda_graph),
             allocators=allocators,
             intra_op_threads=spec.intra_op_parallelism_threads,
-            said=spec,
+            fields=spec,
         )
 
 
@@ -207,18 +207,18 @@ def resolve_schedule(
     from policies.issue.program_order import InOrder
     from scenarios.builders.pipeline_graph import AsWritten, CommunicationStream
 
-    word, whose = workload.decider
+    word, owner = workload.decider
     with _placing(document, loc):
         spec, allocators = _with_runtime(spec, document, loc)
         if spec.name is None:
             raise InputError(f"names no {word}{hint('', plugins.names(workload.deciders))}")
-        own = ":" in spec.name and workload.deciders != "sim.pipelines"
-        if not own and spec.name not in (known := plugins.names(workload.deciders)):
-            what = f"{spec.name!r} is no {plugins.GROUPS[workload.deciders]}"
-            raise InputError(f"{what}{hint(spec.name, known)}", path=["name"])
+        is_code = ":" in spec.name and workload.deciders != "sim.pipelines"
+        if not is_code and spec.name not in (deciders := plugins.names(workload.deciders)):
+            name_text = f"{spec.name!r} is no {plugins.GROUPS[workload.deciders]}"
+            raise InputError(f"{name_text}{hint(spec.name, deciders)}", path=["name"])
         for key in PolicyFields.model_fields:
             if key not in ("name", "runtime", "knowledge") and getattr(spec, key) is not None:
-                message = f"{whose}'s {word} decides it: {spec.name} takes no {key}"
+                message = f"{owner}'s {word} decides it: {spec.name} takes no {key}"
                 raise InputError(message, path=(key,))
         workload.check_schedule(spec)
         if isinstance(file := spec.options.get("file"), str):
@@ -246,9 +246,9 @@ def _with_runtime(
         raise document.error(loc, message, key=True)
     choices = dict(_look_up("sim.runtimes", spec.runtime, "runtime", loc, document.origin))
     allocators = choices.pop("allocator", {})
-    given = {key: value for key, value in spec if key in spec.model_fields_set and key != "runtime"}
-    given |= spec.options
-    return overlay(PolicyFields.model_validate(choices), PolicyFields.model_construct(**given)), allocators
+    values = {key: value for key, value in spec if key in spec.model_fields_set and key != "runtime"}
+    values |= spec.options
+    return overlay(PolicyFields.model_validate(choices), PolicyFields.model_construct(**values)), allocators
 
 
 def resolve_recoveries(choices: Sequence[Choice], document: Document, loc: Loc) -> dict[str, Recovery]:
@@ -259,11 +259,11 @@ def resolve_recoveries(choices: Sequence[Choice], document: Document, loc: Loc) 
     ScenarioError
         As for `resolve`.
     """
-    made, group = {}, "sim.recoveries"
+    policies, group = {}, "sim.recoveries"
     for i, choice in enumerate(choices):
         with document.placing(*loc, i):
-            made[choice.name] = make_plugin(group, choice.name, choice.options, document.origin, Recovery)
-    return made
+            policies[choice.name] = make_plugin(group, choice.name, choice.options, document.origin, Recovery)
+    return policies
 
 
 def _policy(spec: PolicyFields, loc: Loc, origin: plugins.Origin, *, inherited: bool) -> IssuePolicy:
@@ -271,15 +271,15 @@ def _policy(spec: PolicyFields, loc: Loc, origin: plugins.Origin, *, inherited: 
     assert spec.name is not None
     options = dict(spec.options)
     thing = _look_up("sim.policies", spec.name, "name", loc, origin)
-    taken = callable(thing) and "synchronisation" in parameters(thing)
-    if spec.synchronisation is not None and taken:
+    takes_it = callable(thing) and "synchronisation" in parameters(thing)
+    if spec.synchronisation is not None and takes_it:
         options["synchronisation"] = spec.synchronisation
     policy: object = call_with_options(thing, spec.name, options, origin)
     if not isinstance(policy, IssuePolicy):
         message = f"{spec.name!r} is no policy: {type(policy).__name__} does not extend sim.Policy"
         raise InputError(message, path=("name",))
     require_methods(f"the policy {spec.name!r}", policy, IssuePolicy)
-    if spec.synchronisation is not None and (taken or not inherited):
+    if spec.synchronisation is not None and (takes_it or not inherited):
         policy.synchronisation = spec.synchronisation
     return policy
 
@@ -293,12 +293,12 @@ _METHODS: Final = {
 """For each decision: its group of plugins, the method that decides, and the arguments of that method."""
 
 
-def _chosen(key: str, choice: Choice, origin: plugins.Origin) -> Any:
+def _make_chosen(key: str, choice: Choice, origin: plugins.Origin) -> Any:
     """Return the object that a choice names, after checking its one deciding method."""
     group, method, called_with = _METHODS[key]
-    made = call_with_options(origin.lookup(group, choice.name), choice.name, choice.options, origin)
-    require_call(f"the {plugins.GROUPS[group]} {choice.name!r}", made, *called_with, method=method)
-    return made
+    decider = call_with_options(origin.lookup(group, choice.name), choice.name, choice.options, origin)
+    require_call(f"the {plugins.GROUPS[group]} {choice.name!r}", decider, *called_with, method=method)
+    return decider
 
 
 def _look_up(group: str, name: str, key: str, loc: Loc, origin: plugins.Origin) -> Any:

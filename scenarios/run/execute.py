@@ -104,38 +104,39 @@ class Result:
         return self._describe(causes=False)
 
     def _describe(self, *, causes: bool) -> dict[str, Any]:
-        found = summary(self.trace, causes=causes)
+        numbers = summary(self.trace, causes=causes)
         if self.trace.memory is not None and causes:
             from sim.explain.memory_use import allocator_statistics
 
-            found["memory"] = {name: use._asdict() for name, use in allocator_statistics(self.trace).items()}
+            uses = allocator_statistics(self.trace).items()
+            numbers["memory"] = {name: use._asdict() for name, use in uses}
         if self.training is not None:
-            found["training_run"] = self.training.report(self.lives)
+            numbers["training_run"] = self.training.report(self.lives)
         if causes and (unexplained := residue(self.trace)) is not None:
-            found["unexplained"] = unexplained._asdict()
+            numbers["unexplained"] = unexplained._asdict()
         job, model = self.trace.job, self.case.work.machine.collectives
         if causes and (line := told_of(job.graph, job.machine, job.collectives, model)) is not None:
-            found["collectives"] = line
-        told = self.case.work.report(self.trace)
-        for name, more in told.pop("devices", {}).items():
-            found["devices"][name] |= more
-        found |= told
-        if "serving" in told:  # its tasks are engine steps, not jobs that someone waits for
-            found.pop("mean_flow_time_ns", None)
-            found |= {"gap": None, "no_gap": "another batcher would make other steps"}
+            numbers["collectives"] = line
+        report = self.case.work.report(self.trace)
+        for name, more in report.pop("devices", {}).items():
+            numbers["devices"][name] |= more
+        numbers |= report
+        if "serving" in report:  # its tasks are engine steps, not jobs that someone waits for
+            numbers.pop("mean_flow_time_ns", None)
+            numbers |= {"gap": None, "no_gap": "another batcher would make other steps"}
         content = self.case.scenario.content
         batch = getattr(content.workload, "batch", None)
-        if "F" in job.graph.phases and not told.keys() & {"train", "pipeline"}:
+        if "F" in job.graph.phases and not report.keys() & {"train", "pipeline"}:
             from scenarios.workloads.step_report import is_training_step, step_report
 
             if is_training_step(job.graph):
                 tokens = getattr(content.workload, "tokens_per_sample", None)
-                found["train"] = step_report(self.trace, batch, tokens)
+                numbers["train"] = step_report(self.trace, batch, tokens)
         if batch is not None and job.graph.in_communicators:
             from scenarios.workloads.step_report import count_replicas
 
             batch *= count_replicas(job.graph)
-        return found | throughput(found, self.trace.steps_done, batch)
+        return numbers | throughput(numbers, self.trace.steps_done, batch)
 
     @cached_property
     def sections(self) -> list[Section]:
@@ -165,7 +166,7 @@ class Result:
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcome of each expectation."""
         unrecorded = ""
-        if not self.new_tables and all(each.table is None for each in self.expectations):
+        if not self.new_tables and all(expectation.table is None for expectation in self.expectations):
             base = self.case.base  # the file, and the policy unless it is the scenario's own
             words = ["--policy", self.policy] if self.policy in base.variants else []
             unrecorded = shlex.join([str(base.document.path), *words])
@@ -176,14 +177,14 @@ class Result:
 
     def _other(self, label: str) -> Result:
         """Return another run of the scenario; each is run once for all expectations that refer to it."""
-        base, known = self.case.base, self.case.base.other_runs
-        if label not in known:
+        base, other_runs = self.case.base, self.case.base.other_runs
+        if label not in other_runs:
             case = base.case(label if label in base.variants else None)
             try:
-                known[label] = run_case(replace(case, expectations=()))
+                other_runs[label] = run_case(replace(case, expectations=()))
             except RunError as error:
                 raise RunError(f"{label!r}, to which results are held, cannot go on: {error}") from None
-        result: Result = known[label]
+        result: Result = other_runs[label]
         return result
 
     def share(self) -> None:
@@ -258,7 +259,7 @@ def run_case(
     """
     job = job or job_of(case)
     job = job if change is None else change(job)
-    training = _training_of(case)
+    training = _recovery_runs(case)
     expectations = tuple(
         expectation
         for expectation in case.expectations
@@ -267,9 +268,9 @@ def run_case(
     )
     if (folding := job.machine.folding) is not None:
         expectations = tuple(expectation.on(folding.seen_as) for expectation in expectations)
-    known = names_of(job, () if training is None else tuple(training.recoveries)) if expectations else {}
+    names = names_of(job, () if training is None else tuple(training.recoveries)) if expectations else {}
     for expectation in expectations:
-        expectation.check_name(known, with_table=not new_tables)
+        expectation.check_name(names, with_table=not new_tables)
     recordings: Recordings | None = {} if record_memory else None
     trace = trace_of(case, job, observers, recordings)
     if check:
@@ -293,7 +294,7 @@ def names_of(job: Job, recoveries: Sequence[str] = ()) -> dict[str, set[str]]:
     }
 
 
-def _training_of(case: Case) -> RecoveryRuns | None:
+def _recovery_runs(case: Case) -> RecoveryRuns | None:
     """Return the run of many steps that the scenario describes, or None."""
     scenario, section = case.scenario, case.scenario.content.training_run
     if section is None:
@@ -306,8 +307,8 @@ def _training_of(case: Case) -> RecoveryRuns | None:
     gpus_each, uneven = divmod(gpus, section.workers)
     replica = Fraction(getattr(work, "replica_gpus", 1), gpus_each) if gpus and not uneven else 1
     if gpus not in (0, run) and any(cause.kind == "device" for cause in section.failures.values()):
-        which = f"devices that may fail are {section.workers:,} workers' with {section.devices:,} each"
-        warnings.warn(f"the step is on {gpus:,} GPUs, but {which}", stacklevel=2)
+        mismatch = f"devices that may fail are {section.workers:,} workers' with {section.devices:,} each"
+        warnings.warn(f"the step is on {gpus:,} GPUs, but {mismatch}", stacklevel=2)
     where = ("training_run", "recovery")
     recoveries = resolve_recoveries(section.recovery, scenario.document, where)
     return RecoveryRuns(scenario.document, section.plan(0, scenario.document, replica), recoveries)
@@ -335,7 +336,7 @@ def trace_of(
         from devices.memory.run_memory import tensor_memory
 
         # Run again and count bytes: that run ends where memory runs out, and says who held what.
-        counted = dict.fromkeys((device.name for device in job.machine.devices), _ideal())
+        counted = dict.fromkeys((device.name for device in job.machine.devices), _counting_allocator())
         trace = run_job(job, decisions.policy, memory=tensor_memory(counted))
     return trace
 
@@ -363,7 +364,7 @@ RUNTIME: Final = "runtime"
 """Used in place of an allocator's name: the allocator that the policy's runtime names."""
 
 
-def _ideal() -> MemorySpec:
+def _counting_allocator() -> MemorySpec:
     """Return an allocator that counts bytes against the capacity, without rounding, fragments or costs."""
     from devices.memory.registry import MemorySpec
 
@@ -387,7 +388,7 @@ def memory_of(case: Case, job: Job, recordings: Recordings | None = None) -> Ten
         or for a policy that takes ops in another order than the program's.
     """
     fields, document, machine = case.scenario.content.memory, case.scenario.document, job.machine
-    cut = {d.name: d.details.virtual_devices for d in machine.devices if d.details.virtual_devices}
+    cut = {gpu.name: gpu.details.virtual_devices for gpu in machine.devices if gpu.details.virtual_devices}
     if fields is None and not cut and recordings is None:
         return None
     from devices.memory.device_memories import PLAN_NEEDS_ORDER, PLAN_NEEDS_PROGRAM, PLAN_NEEDS_STARTS
@@ -397,12 +398,12 @@ def memory_of(case: Case, job: Job, recordings: Recordings | None = None) -> Ten
     fields = fields or MemoryFields.model_validate({})
     specs, planned = {}, list[Loc]()
     for device in machine.devices:
-        own = device.name in fields.devices
-        loc: Loc = ("memory", "devices", device.name) if own else ("memory", "allocator")
-        choice = fields.devices[device.name] if own else fields.allocator
+        has_entry = device.name in fields.devices
+        loc: Loc = ("memory", "devices", device.name) if has_entry else ("memory", "allocator")
+        choice = fields.devices[device.name] if has_entry else fields.allocator
         if choice is not None and choice.name == RUNTIME:
-            choice = _of_runtime(choice, case, device.kind, loc)
-        specs[device.name] = _ideal()
+            choice = _runtime_allocator(choice, case, device.kind, loc)
+        specs[device.name] = _counting_allocator()
         if choice is not None:
             with document.placing(*loc):
                 named = {"name": choice.name, **choice.options}
@@ -429,14 +430,14 @@ def memory_of(case: Case, job: Job, recordings: Recordings | None = None) -> Ten
     return replace(memory, recordings=recordings)
 
 
-def _of_runtime(choice: Choice, case: Case, kind: str, loc: Loc) -> Choice | None:
+def _runtime_allocator(choice: Choice, case: Case, kind: str, loc: Loc) -> Choice | None:
     """Return the runtime's allocator for a kind of device, with `choice`'s options; None: count bytes."""
     allocators = case.decisions.allocators
     if not allocators:
         runtimes = {name: plugins.lookup("sim.runtimes", name) for name in plugins.names("sim.runtimes")}
-        known = ", ".join(name for name, choices in runtimes.items() if "allocator" in choices)
+        naming = ", ".join(name for name, choices in runtimes.items() if "allocator" in choices)
         message = f"{RUNTIME!r} is the allocator that the policy's runtime names, and it names none"
-        raise case.scenario.document.error(loc, f"{message}; these runtimes do: {known}")
+        raise case.scenario.document.error(loc, f"{message}; these runtimes do: {naming}")
     if kind not in allocators:
         return None
     return Choice(**{**allocators[kind], **choice.options})
@@ -451,7 +452,8 @@ def exceeds_memory(trace: Trace) -> bool:
         They do, and ops may fail, so the run cannot be repeated with an allocator to find out where.
     """
     job = trace.job
-    capacity = {d.name: d.memory_bytes for d in job.machine.devices if d.memory_bytes is not None}
+    sizes = {device.name: device.memory_bytes for device in job.machine.devices}
+    capacity = {name: nbytes for name, nbytes in sizes.items() if nbytes is not None}
     everything = int(job.graph.tensor_nbytes.sum()) * job.iterations
     if all(everything <= nbytes for nbytes in capacity.values()) and not has_control_flow(job.graph):
         return False  # no device ever holds more than all tensors of all iterations together
@@ -461,11 +463,12 @@ def exceeds_memory(trace: Trace) -> bool:
         from devices.memory.allocator import more_memory, out_of_memory, size_text
 
         use, limit = memory_use(trace)[full[0]], capacity[full[0]]
+        holders = (f"{tensor.name!r} {size_text(tensor.nbytes)}" for tensor in use.holders[:5])
         lines = [
             ("limit", size_text(limit)),
-            ("largest holders", "; ".join(f"{h.name!r} {size_text(h.nbytes)}" for h in use.holders[:5])),
+            ("largest holders", "; ".join(holders)),
             ("what would help", more_memory(use.peak_bytes - limit)),
         ]
-        held = f"{size_text(use.peak_bytes)} are in use at {format_duration(use.peak_ns)}"
-        raise out_of_memory(full[0], "counted", held, lines)
+        in_use = f"{size_text(use.peak_bytes)} are in use at {format_duration(use.peak_ns)}"
+        raise out_of_memory(full[0], "counted", in_use, lines)
     return bool(full)

@@ -44,7 +44,7 @@ class Rule(NamedTuple):
 # ----------------------------------------------------------------------------------------------------------
 
 
-class _Described(NamedTuple):
+class _DeviceEntry(NamedTuple):
     """A device in a run, and the values of its description, including those of presets."""
 
     case: Case
@@ -73,17 +73,17 @@ class _Described(NamedTuple):
         if self.case.scenario.content.workload.asks_cost_models() or self.case.decisions.compile:
             return True  # a rewrite may create ops without a duration
         graph, device = self.case.work.graph, self.device
-        asked = graph.given_ns(device.kind, device.name) == UNSET
-        if not asked.any():
+        untimed = graph.given_ns(device.kind, device.name) == UNSET
+        if not untimed.any():
             return False
-        pins = {graph.pins[code] if code >= 0 else None for code in set(graph.pin_code[asked].tolist())}
+        pins = {graph.pins[code] if code >= 0 else None for code in set(graph.pin_code[untimed].tolist())}
         return not pins.isdisjoint({None, device.name, device.kind})
 
     def costs(self) -> set[object]:
         """Return the names of its cost models."""
         cost = self.values.get("cost", self.case.scenario.content.cost)
-        each = cost if isinstance(cost, list | tuple) else [cost]
-        return {next(iter(one), None) if isinstance(one, Mapping) else one for one in each}
+        models = cost if isinstance(cost, list | tuple) else [cost]
+        return {next(iter(one), None) if isinstance(one, Mapping) else one for one in models}
 
     def is_fitted(self) -> bool:
         """Whether some op is timed as a kernel of a fitted GPU."""
@@ -91,29 +91,29 @@ class _Described(NamedTuple):
 
     def by_roofline(self, *needs: str) -> bool:
         """Whether a roofline or tile model times some op with one of the rates `needs`."""
-        given = not needs or any(value_at(self.values, key) is not None for key in needs)
+        has_rate = not needs or any(value_at(self.values, key) is not None for key in needs)
         rated = not self.costs() <= {"fixed", "table"}
-        return given and rated and self.is_timed()
+        return has_rate and rated and self.is_timed()
 
 
-_AS_THERE_ARE: Final = (PerBranch, RoundRobinStreams, SingleStream, type(None))
+_ANY_STREAMS: Final = (PerBranch, RoundRobinStreams, SingleStream, type(None))
 """Stream assignments that use the streams a device has, however many."""
 
 
-def _entry(case: Case, loc: Loc) -> list[_Described]:
+def _entry_devices(case: Case, loc: Loc) -> list[_DeviceEntry]:
     """Return the devices of an entry of ``devices``, in all nodes; an entry with a count is several."""
     entry, devices = rf"(node\d+/)?{re.escape(str(loc[2]))}", _devices(case)
-    one = [each for each in devices if re.fullmatch(entry, each.device.name)]
-    return one or [each for each in devices if re.fullmatch(rf"{entry}\d+", each.device.name)]
+    one = [described for described in devices if re.fullmatch(entry, described.device.name)]
+    return one or [described for described in devices if re.fullmatch(rf"{entry}\d+", described.device.name)]
 
 
-def _devices(case: Case) -> list[_Described]:
+def _devices(case: Case) -> list[_DeviceEntry]:
     described = case.scenario.described_devices
     devices = case.work.machine.devices
-    if not isinstance(case.decisions.streams, _AS_THERE_ARE):  # if the number is open, it may use several
-        devices = tuple(d.for_streams(d, 2) if d.for_streams is not None else d for d in devices)
+    if not isinstance(case.decisions.streams, _ANY_STREAMS):  # if the number is open, it may use several
+        devices = tuple(device.for_streams(device, 2) if device.for_streams else device for device in devices)
     return [
-        _Described(case, device, described[device.name]) for device in devices if device.name in described
+        _DeviceEntry(case, device, described[device.name]) for device in devices if device.name in described
     ]
 
 
@@ -126,10 +126,10 @@ def _joins_links(case: Case, loc: Loc) -> bool:
     return word not in ("independent", "instant") or (loc[3] == "duplex" and entry["duplex"] != HALF)
 
 
-def _of_devices(names: tuple[str, ...], holds: Callable[[_Described], bool], why: str) -> Rule:
+def _device_rule(names: tuple[str, ...], holds: Callable[[_DeviceEntry], bool], reason: str) -> Rule:
     """Return a rule for keys of a device, which holds if it holds for some device of the entry."""
     keys = tuple(f"machine.devices.*.{name}" for name in names)
-    return Rule(keys, lambda case, loc: any(map(holds, _entry(case, loc))), why)
+    return Rule(keys, lambda case, loc: any(map(holds, _entry_devices(case, loc))), reason)
 
 
 def _memory(case: Case) -> MemoryFields:
@@ -140,11 +140,11 @@ def _limit_counts(case: Case, loc: Loc) -> bool:
     """Whether an op of the model at `loc` may run on a device that this allocator manages."""
     from devices.memory.device_memory import Groups
 
-    graph, own = case.work.graph, _memory(case).devices
+    graph, entries = case.work.graph, _memory(case).devices
     managed = [
-        d
-        for d in case.work.machine.devices
-        if (d.name == loc[2] if loc[1] == "devices" else d.name not in own)
+        device
+        for device in case.work.machine.devices
+        if (device.name == loc[2] if loc[1] == "devices" else device.name not in entries)
     ]
     places = {name for device in managed for name in (device.name, device.kind)}
     group_of = Groups([str(loc[-1])])
@@ -166,13 +166,15 @@ def _may_be_full(case: Case, loc: Loc) -> bool:
     )
 
 
-_OF_TILES: Final = ("scratchpad", "vector.scratchpad", "double_buffered", "granule", "latency")
+_TILE_KEYS: Final = ("scratchpad", "vector.scratchpad", "double_buffered", "granule", "latency")
 
 OF_MACHINES: Final[tuple[Rule, ...]] = (
     # -- devices: copies and launches
-    _of_devices(
+    _device_rule(
         ("copy_engines", "pin_memory", "staging_bandwidth"),
-        lambda of: any(of.device.name in (it.source, it.destination) for it in of.case.work.machine.links),
+        lambda entry: any(
+            entry.device.name in (link.source, link.destination) for link in entry.case.work.machine.links
+        ),
         "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
     ),
     Rule(
@@ -180,137 +182,143 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
         lambda case, loc: case.decisions.cuda_graph,
         "nothing is launched as a CUDA graph; say cuda_graph: true in the policy, or leave it out",
     ),
-    _of_devices(
+    _device_rule(
         ("event_record", "event_wait"),
-        lambda of: of.waits_for_events() and of.device.lanes > 1 and not of.case.decisions.cuda_graph,
+        lambda entry: (
+            entry.waits_for_events() and entry.device.lanes > 1 and not entry.case.decisions.cuda_graph
+        ),
         "events are recorded and waited for between streams, op by op, with synchronisation: issue; "
         "say so in the policy and give the device streams: 2 or more, or leave it out",
     ),
-    _of_devices(
+    _device_rule(
         ("event_hop",),
-        _Described.waits_for_events,
+        _DeviceEntry.waits_for_events,
         "the host waits for completion, and the device for no events; say synchronisation: issue in the "
         "policy, or leave it out",
     ),
-    _of_devices(
+    _device_rule(
         ("legacy_stream",),
-        lambda of: of.device.lanes > 1,
+        lambda entry: entry.device.lanes > 1,
         "the device has one stream, which waits for no other; give it streams: 2 or more, or leave it out",
     ),
     # -- devices: what tasks share
-    _of_devices(
+    _device_rule(
         ("sharing",),
-        _Described.may_compete,
+        _DeviceEntry.may_compete,
         "tasks of the device never compete: a GPU needs streams: 2 or more, a CPU more threads (workers x "
         "cores_per_op) than cores; or leave it out",
     ),
-    _of_devices(
+    _device_rule(
         ("max_resident", "blocks_per_sm"),
-        _Described.shares,
+        _DeviceEntry.shares,
         "kernels of the device share no SMs; say sharing: sm or sm+dram, and streams: 2 or more, or "
         "leave it out",
     ),
-    _of_devices(
+    _device_rule(
         ("oversubscription_cost",),
-        lambda of: of.shares("time") or (of.shares() and "sharing" not in of.values),
+        lambda entry: entry.shares("time") or (entry.shares() and "sharing" not in entry.values),
         "the device's threads do not exceed its cores, or share no time slices; raise workers or "
         "cores_per_op, or leave it out",
     ),
-    _of_devices(
+    _device_rule(
         ("sms",),
-        lambda of: of.shares() or (of.is_timed() and ("use_sms" in of.values or of.is_fitted())),
+        lambda entry: (
+            entry.shares() or (entry.is_timed() and ("use_sms" in entry.values or entry.is_fitted()))
+        ),
         "every op has a duration of its own and kernels share no SMs; let a cost model time ops, say "
         "sharing: sm, or leave it out",
     ),
-    _of_devices(
+    _device_rule(
         ("use_sms",),
-        _Described.is_timed,
+        _DeviceEntry.is_timed,
         "it cuts the rates of a cost model, and every op has a duration of its own, which stays as it is; "
         "leave out the durations, give partitions (which do stretch durations), or leave it out",
     ),
     # -- devices: what ops cost
-    _of_devices(
+    _device_rule(
         (
             *("peak", "matrix.peak", "vector.peak", "matrix.block_size", "dtype", "op_overhead"),
-            *("kernel_floor", *_OF_TILES),
+            *("kernel_floor", *_TILE_KEYS),
         ),
-        _Described.by_roofline,
+        _DeviceEntry.by_roofline,
         "the device's roofline times no op: each has a duration of its own, or another cost model knows it; "
         "leave out the durations, or the key",
     ),
-    _of_devices(
+    _device_rule(
         ("clock", "l2", "generation", "sustained"),
-        _Described.is_fitted,
+        _DeviceEntry.is_fitted,
         "it is for ops that fitted costs time, and there are none; say cost: [fitted, roofline] and leave "
         "out the durations, or leave out the key",
     ),
-    _of_devices(
+    _device_rule(
         ("matrix.kinds",),
-        lambda of: (
-            of.by_roofline("matrix.peak", "vector.peak", "core_bandwidth", *_OF_TILES)
-            or of.values.get("queues_per_core", 1) > 1
+        lambda entry: (
+            entry.by_roofline("matrix.peak", "vector.peak", "core_bandwidth", *_TILE_KEYS)
+            or entry.values.get("queues_per_core", 1) > 1
         ),
         "it says which ops run on the matrix unit, and the units are alike, or time no op and run no "
         "two at once; give matrix: {peak: ...} and leave out the durations, say queues_per_core: 2, or leave "
         "it out",
     ),
-    _of_devices(
+    _device_rule(
         ("bandwidth",),
-        lambda of: of.shares("sm+dram") or of.by_roofline(),
+        lambda entry: entry.shares("sm+dram") or entry.by_roofline(),
         "the device's roofline times no op, and kernels share no DRAM (sharing: sm+dram); leave out the "
         "durations, or the key",
     ),
-    _of_devices(
+    _device_rule(
         ("efficiency",),
-        lambda of: of.by_roofline("peak", "matrix.peak", "vector.peak"),
+        lambda entry: entry.by_roofline("peak", "matrix.peak", "vector.peak"),
         "it lowers the peak rate of ops that the device's roofline times, and there is no peak or no such "
         "op; give peak and leave out the durations, or leave out the key",
     ),
-    _of_devices(
+    _device_rule(
         ("memory_efficiency",),
-        lambda of: of.by_roofline("bandwidth"),
+        lambda entry: entry.by_roofline("bandwidth"),
         "it is about the bandwidth of ops that the device's roofline times, and there is no bandwidth, or no "
         "such op; give bandwidth and leave out the durations, or leave out the key",
     ),
-    _of_devices(
+    _device_rule(
         ("core_bandwidth",),
-        lambda of: of.by_roofline(*(["bandwidth"] if of.device.kind == "cpu" else [])),
+        lambda entry: entry.by_roofline(*(["bandwidth"] if entry.device.kind == "cpu" else [])),
         "the device's roofline times no op, or a CPU has no bandwidth of which it is a part; leave out the "
         "durations, or the key",
     ),
-    _of_devices(
+    _device_rule(
         ("intra_op_parallelism_threads",),
-        lambda of: of.is_timed() or of.shares(),
+        lambda entry: entry.is_timed() or entry.shares(),
         "the device runs one op at a time, and every op has a duration of its own; leave it out",
     ),
-    _of_devices(
+    _device_rule(
         ("cores_per_op",),
-        lambda of: of.is_timed() or of.shares() or of.may_compete() or "workers" not in of.values,
+        lambda entry: (
+            entry.is_timed() or entry.shares() or entry.may_compete() or "workers" not in entry.values
+        ),
         "it speeds up ops that a cost model times, and every op has a duration of its own; the device has "
         "cores for all its workers. Leave out the durations, or the key",
     ),
-    _of_devices(
+    _device_rule(
         ("serial_fraction", "speedup"),
-        lambda of: (
-            (of.is_timed() and (of.device.cores_per_op > 1 or 1 in of.values.get("speedup", ())))
-            or of.device.details.intra_op_pool is not None
+        lambda entry: (
+            (entry.is_timed() and (entry.device.cores_per_op > 1 or 1 in entry.values.get("speedup", ())))
+            or entry.device.details.intra_op_pool is not None
         ),
         "it is for ops that a cost model times and that use several cores, or share a pool of threads; say "
         "cores_per_op: 2 or more and leave out the durations, or leave out the key",
     ),
-    _of_devices(
+    _device_rule(
         ("cost",),
-        _Described.is_timed,
+        _DeviceEntry.is_timed,
         "every op that may run on the device has a duration of its own; leave out the durations, or the key",
     ),
     Rule(
         ("cost",),
-        lambda case, loc: any(of.is_timed() for of in _devices(case) if "cost" not in of.values),
+        lambda case, loc: any(entry.is_timed() for entry in _devices(case) if "cost" not in entry.values),
         "every op has a duration of its own, or every device its own cost model; leave out one of them",
     ),
-    _of_devices(
+    _device_rule(
         ("ideal",),
-        lambda of: "preset" in of.values,
+        lambda entry: "preset" in entry.values,
         "it drops the overheads of a preset, and the device names none; leave out the overheads themselves",
     ),
     # -- the machine: presets that become ideal, links, the network

@@ -40,22 +40,22 @@ from sim.machine.machine import Machine
 #     kind: matmull                 no efficiency, table or color is for it
 
 _BY_KIND: Final = [f"machine.devices.*.{name}.*" for name in BY_KIND]
-_COSTS: Final = [f"{at}{cost}.fixed.*" for at in ("", "machine.devices.*.") for cost in ("cost", "cost.*")]
+_COSTS: Final = [f"{p}{cost}.fixed.*" for p in ("", "machine.devices.*.") for cost in ("cost", "cost.*")]
 _KEYS_BY_KIND: Final = (
     *_BY_KIND,
     *_COSTS,
     *(f"machine.devices.*.cost.roofline.{p.rpartition('.devices.*.')[2]}" for p in _BY_KIND),
 )
 """Mappings whose keys are kinds of op."""
-_OF_POLICIES: Final = ("policy.streams.streams.*", "compare.*.streams.streams.*")
+_STREAM_KINDS: Final = ("policy.streams.streams.*", "compare.*.streams.streams.*")
 """The same for the options of policies."""
-_LISTS: Final = tuple(f"machine.devices.*.{name}.*" for name in LISTS_OF_KINDS)
+_LISTS_OF_KINDS: Final = tuple(f"machine.devices.*.{name}.*" for name in LISTS_OF_KINDS)
 _OPS: Final = ("workload.ops.*", "workload.functions.*.ops.*")
 _EVERY_OP: Final = (*_OPS, *(f"workload.sessions.*.{op}" for op in _OPS))
-_OF_FILES: Final = ("workload.attributes.*.*", "workload.sessions.*.workload.attributes.*.*")
+_FILE_ATTRIBUTES: Final = ("workload.attributes.*.*", "workload.sessions.*.workload.attributes.*.*")
 
 
-def check_words(document: Document, graph: Graph, machine: Machine, own: Iterable[str] = ()) -> None:
+def check_words(document: Document, graph: Graph, machine: Machine, own_kinds: Iterable[str] = ()) -> None:
     """Refuse unknown words in the descriptions of machine and workload.
 
     Parameters
@@ -64,7 +64,7 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
     graph : Graph
         Graph as the workload made it: kinds of op that come from an importer are known, too.
     machine : Machine
-    own : iterable of str
+    own_kinds : iterable of str
         Kinds of op that the workload defines itself.
 
     Raises
@@ -73,10 +73,10 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
         A word is unknown; the message has its place.
     """
     words = {loc: _text(document, loc) for loc in document.matching(*(f"{op}.kind" for op in _EVERY_OP))}
-    _need_kinds(words, own, document)
+    _check_kinds(words, own_kinds, document)
     words = {loc: str(loc[-1]) for loc in document.matching(*_KEYS_BY_KIND)}
-    words |= {loc: _text(document, loc) for loc in document.matching(*_LISTS)}
-    _need_kinds(words, [DEFAULT, *own, *graph.kinds], document)
+    words |= {loc: _text(document, loc) for loc in document.matching(*_LISTS_OF_KINDS)}
+    _check_kinds(words, [DEFAULT, *own_kinds, *graph.kinds], document)
     places = {_text(document, loc): loc for loc in document.matching(*(f"{op}.dtype" for op in _EVERY_OP))}
     for code, dtype in enumerate(graph.dtypes):
         try:
@@ -84,16 +84,16 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
         except UnknownNameError as error:
             if dtype in places:
                 raise document.wrong(error, places[dtype]) from None
-            raise _of_an_op(error, document, graph, graph.dtype_code == code) from None
-    of = ((device.kind, device.name) for device in machine.devices)
-    devices = [*BUILDERS, *chain.from_iterable(of), DEFAULT]
+            raise _op_error(error, document, graph, graph.dtype_code == code) from None
+    names = ((device.kind, device.name) for device in machine.devices)
+    devices = [*BUILDERS, *chain.from_iterable(names), DEFAULT]
     for loc in document.matching(*(f"{op}.duration.*" for op in _EVERY_OP)):
-        _need("device or kind of device", str(loc[-1]), devices, document, loc)
+        _check_name("device or kind of device", str(loc[-1]), devices, document, loc)
     for kind, ns in graph.duration_by_kind.items():
         if kind not in devices:
             unknown = UnknownNameError("device or kind of device", kind, dict.fromkeys(devices))
-            raise _of_an_op(unknown, document, graph, ns != UNSET)
-    patterns = (*(f"{op}.attributes.*" for op in _EVERY_OP), *_OF_FILES)
+            raise _op_error(unknown, document, graph, ns != UNSET)
+    patterns = (*(f"{op}.attributes.*" for op in _EVERY_OP), *_FILE_ATTRIBUTES)
     for loc in document.matching(*patterns):
         node = document.at(loc)
         with document.placing(*loc):
@@ -101,18 +101,18 @@ def check_words(document: Document, graph: Graph, machine: Machine, own: Iterabl
     check_attributes(graph, machine)
 
 
-def _of_an_op(error: UnknownNameError, document: Document, graph: Graph, ops: BoolArray) -> ScenarioError:
+def _op_error(error: UnknownNameError, document: Document, graph: Graph, ops: BoolArray) -> ScenarioError:
     """Return an error about a word of a graph file, which names the first op that has the word."""
     near, op = hint(error.name, error.known), graph.op_names[int(ops.argmax())]
     return document.error(("workload",), f"op {op!r}: unknown {error.what} {error.name!r}{near}")
 
 
-def _need_kinds(words: Mapping[Loc, str], more: Iterable[str], document: Document) -> None:
+def _check_kinds(words: Mapping[Loc, str], more: Iterable[str], document: Document) -> None:
     """Refuse words that are neither kinds of op nor among `more`."""
-    own = frozenset(more)
+    known_kinds = frozenset(more)
     for loc, word in words.items():
         with document.placing(*loc):
-            check_kind(word, own)
+            check_kind(word, known_kinds)
 
 
 def _text(document: Document, loc: Loc) -> str:
@@ -120,9 +120,9 @@ def _text(document: Document, loc: Loc) -> str:
     return "" if node is None else str(node.value)
 
 
-def _need(what: str, word: str, known: Iterable[str], document: Document, loc: Loc) -> None:
-    if word not in known:
-        raise document.wrong(UnknownNameError(what, word, dict.fromkeys(known)), loc)
+def _check_name(kind: str, word: str, names: Iterable[str], document: Document, loc: Loc) -> None:
+    if word not in names:
+        raise document.wrong(UnknownNameError(kind, word, dict.fromkeys(names)), loc)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def job_of(case: Case) -> Job:
     return Jobs(case)()
 
 
-_FEW_TASKS: Final = 100_000
+_MOST_CACHED_TASKS: Final = 100_000
 """Jobs of more tasks are not cached for similar cases: that would double the memory."""
 
 
@@ -177,12 +177,12 @@ class Jobs:
         if self.last is not None and (job := self.last.again(seed)) is not None:
             draw(job, self._noise(job.machine))
             return job
-        made = self._make(seed)
-        job = made if decisions.policy.one_process else with_processes(made)
+        plain = self._make(seed)
+        job = plain if decisions.policy.one_process else with_processes(plain)
         job = add_launches(job, decisions.policy.synchronisation, as_graph=decisions.cuda_graph)
-        if decisions.knowledge != "estimate" and job.graph is made.graph:  # otherwise it depends on the seed
+        if decisions.knowledge != "estimate" and job.graph is plain.graph:  # else it depends on the seed
             self.last = job
-            if key is not None and len(job.graph) * job.iterations <= _FEW_TASKS:
+            if key is not None and len(job.graph) * job.iterations <= _MOST_CACHED_TASKS:
                 case.scenario.checked["job"] = work, key, job
                 job.kept = {}
         return job
@@ -191,13 +191,13 @@ class Jobs:
     def _key(self) -> tuple[Any, ...] | None:
         """Key of everything that decides the job besides work, seed and noise; None if it is incomplete."""
         decisions, content = self.case.decisions, self.case.scenario.content
-        if (said := decisions.said) is None or not self.case.has_own_graph:
+        if (fields := decisions.fields) is None or not self.case.has_own_graph:
             return None
         policy = decisions.policy
-        decided = (said.placement, said.streams, said.linearize, said.compile, decisions.cuda_graph)
-        how = (policy.synchronisation, policy.one_process, decisions.knowledge, decisions.intra_op_threads)
-        of = (content.iterations, decisions.estimate_error, content.faults, content.fold)
-        return (*decided, *how, *of)
+        decided = (fields.placement, fields.streams, fields.linearize, fields.compile, decisions.cuda_graph)
+        modes = (policy.synchronisation, policy.one_process, decisions.knowledge, decisions.intra_op_threads)
+        run = (content.iterations, decisions.estimate_error, content.faults, content.fold)
+        return (*decided, *modes, *run)
 
     def _make(self, seed: int) -> Job:
         scenario, decisions = self.case.scenario, self.case.decisions
@@ -234,11 +234,11 @@ class Jobs:
             message = f"{content.iterations:,} iterations of {len(graph):,} ops are {tasks:,} tasks"
             raise scenario.document.error(("iterations",), f"{message}; there may be {MOST_TASKS:,}")
         _check_names(scenario, graph, work.machine)
-        own = content.workload.own_kinds()
-        words = {loc: str(loc[-1]) for loc in scenario.document.matching(*_OF_POLICIES)}
-        _need_kinds(words, [DEFAULT, *own, *work.graph.kinds], scenario.document)
+        own_kinds = content.workload.own_kinds()
+        words = {loc: str(loc[-1]) for loc in scenario.document.matching(*_STREAM_KINDS)}
+        _check_kinds(words, [DEFAULT, *own_kinds, *work.graph.kinds], scenario.document)
         if not _same(scenario.checked.get("words"), (work.graph, machine)):
-            check_words(scenario.document, work.graph, machine, own)
+            check_words(scenario.document, work.graph, machine, own_kinds)
             if not _same(scenario.checked.get("words"), (work.graph,)):
                 warn_of_contradictions(work.graph)
             scenario.checked["words"] = work.graph, machine
@@ -253,14 +253,14 @@ class Jobs:
         if job.faults is not None:
             _check_faults(case, job)
         decisions = case.decisions
-        entry, of = case.scenario.checked.get("effects", (None, None))
-        seen = decisions.said is None and entry == decisions.loc and of is case.scenario
-        if not (seen or case.made):  # once, not for each schedule that a search tries, nor for what-ifs
+        entry, scenario = case.scenario.checked.get("effects", (None, None))
+        checked = decisions.fields is None and entry == decisions.loc and scenario is case.scenario
+        if not (checked or case.made):  # once, not for each schedule that a search tries, nor for what-ifs
             refuse_without_effect(case)
             case.scenario.checked["effects"] = decisions.loc, case.scenario
-        known, of = case.scenario.checked.get("costs"), (case.work.graph, job.graph, job)
-        case.scenario.checked["costs"] = of
-        if known is not None and _same(known, of[:2]) and _cost_alike(known[2], job):
+        previous, scenario = case.scenario.checked.get("costs"), (case.work.graph, job.graph, job)
+        case.scenario.checked["costs"] = scenario
+        if previous is not None and _same(previous, scenario[:2]) and _cost_alike(previous[2], job):
             return
         if any(device.cost is not None for device in job.machine.devices):
             from devices.cost import cost_warnings
@@ -281,9 +281,9 @@ def _cost_alike(one: Job, other: Job) -> bool:
     return all(a is b or (a and b and a.name == b.name and cost_the_same(a, b)) for a, b in pairs)
 
 
-def _same(known: Any, things: Sequence[object]) -> bool:
-    """Whether the objects in `known`, which were checked before, begin with these very `things`."""
-    return known is not None and all(one is other for one, other in zip(known, things, strict=False))
+def _same(checked: Any, things: Sequence[object]) -> bool:
+    """Whether the objects in `checked`, which were checked before, begin with these very `things`."""
+    return checked is not None and all(one is other for one, other in zip(checked, things, strict=False))
 
 
 def _compile(case: Case, seed: int) -> tuple[Graph, Placement | None, Machine]:
@@ -332,18 +332,18 @@ def _check_names(scenario: Scenario, graph: Graph, machine: Machine) -> None:
     """Refuse names of devices, and of models with memory of their own, that do not exist."""
     document, devices = scenario.document, [device.name for device in machine.devices]
     for loc in document.matching("noise.devices.*", "memory.devices.*"):
-        _need("device", str(loc[-1]), devices, document, loc)
+        _check_name("device", str(loc[-1]), devices, document, loc)
     patterns = ("memory.allocator.limits", "memory.devices.*.limits", "machine.devices.*.virtual_devices")
     for loc in document.matching(*patterns):
         from devices.memory.device_memory import Groups
 
         named = list(document.matching(f"{dotted_path(loc)}.*"))
-        group_of = Groups(str(at[-1]) for at in named)
-        found = {group_of(op) for op in graph.op_names}
-        for at in named:
-            if at[-1] not in found:
+        group_of = Groups(str(key[-1]) for key in named)
+        groups = {group_of(op) for op in graph.op_names}
+        for key in named:
+            if key[-1] not in groups:
                 models = {op.partition("/")[0] for op in graph.op_names}
-                raise document.wrong(UnknownNameError("model", str(at[-1]), models), at)
+                raise document.wrong(UnknownNameError("model", str(key[-1]), models), key)
 
 
 def _names_key(error: InputError | InfeasibleError) -> TypeGuard[InputError]:

@@ -31,11 +31,11 @@ from sim.job.job import Job, Tried
 from sim.notebook import Section
 from sim.trace import Trace
 
-_MOST: Final = 20
+_LISTED: Final = 20
 """Number of links, of layers of experts, and of unused devices that are shown."""
-_MOST_STALENESS: Final = 12
+_STALENESS_ROWS: Final = 12
 """Number of rows in the table of staleness."""
-_MOST_FOLDED: Final = 10
+_FOLDED_ROWS: Final = 10
 """Number of devices for which the folded ones are listed."""
 _HOUR_NS: Final = 3_600_000_000_000
 
@@ -59,10 +59,10 @@ def sections(summary: Mapping[str, Any], plan: TrainingPlan | None = None) -> It
         yield _experts(experts)
     if staleness := summary.get("staleness"):
         yield _staleness(staleness)
-    if told := summary.get("data_loading"):
+    if loading := summary.get("data_loading"):
         from scenarios.builders.input_pipeline import limit_line
 
-        yield Section([limit_line(told)])
+        yield Section([limit_line(loading)])
     if "train" in summary:
         yield _train(summary["train"])
     if served := summary.get("serving"):
@@ -78,7 +78,7 @@ def _memory(devices: Mapping[str, Mapping[str, Any]]) -> Section:
         {
             **use,
             "memory of": name,
-            "holders": ", ".join(f"{each['tensor']} {size(each['nbytes'])}" for each in use["holders"][:3]),
+            "holders": ", ".join(f"{one['tensor']} {size(one['nbytes'])}" for one in use["holders"][:3]),
         }
         for name, use in devices.items()
         if use["allocations"]
@@ -88,25 +88,25 @@ def _memory(devices: Mapping[str, Mapping[str, Any]]) -> Section:
     return Section([], [text_table(rows, columns)])
 
 
-def _left_out(n: int, what: str) -> list[str]:
-    return [f"\n{n} more {what}; --json has them all"] if n > 0 else []
+def _more_lines(n: int, text: str) -> list[str]:
+    return [f"\n{n} more {text}; --json has them all"] if n > 0 else []
 
 
-def _training(plan: TrainingPlan, told: Mapping[str, Any]) -> Section:
+def _training(plan: TrainingPlan, summary: Mapping[str, Any]) -> Section:
     """Return a line about workers and checkpoint intervals, and a row for each recovery policy."""
     machines = format_count(plan.workers, "worker")
     machines += f", {plan.spares:,} spare" if plan.spares else ""
     columns = ["recovery", "goodput", "steps", "end", *STATES, "lost", "interruptions"]
     columns += ["fewest_workers", "by cause"]
     rows = []
-    for name, life in told["recovery"].items():
+    for name, life in summary["recovery"].items():
         spent_ns = {**life["time_ns"], "lost": life["lost_ns"]}
-        shares = {what: ns / life["end_ns"] if life["end_ns"] else 0.0 for what, ns in spent_ns.items()}
+        shares = {state: ns / life["end_ns"] if life["end_ns"] else 0.0 for state, ns in spent_ns.items()}
         causes = _causes(life["interruptions_by_cause"])
-        rows.append({**life, **shares, "recovery": name, "end": _long(life["end_ns"]), "by cause": causes})
+        rows.append({**life, **shares, "recovery": name, "end": _hours(life["end_ns"]), "by cause": causes})
     line = f"training run: {machines}"
-    if (found := told["interval"]) is not None:
-        mtbf, young, daly, best = (_long(found[f"{key}_ns"]) for key in ("mtbf", "young", "daly", "best"))
+    if (interval := summary["interval"]) is not None:
+        mtbf, young, daly, best = (_hours(interval[f"{key}_ns"]) for key in ("mtbf", "young", "daly", "best"))
         line += f"; a failure every {mtbf}: best saved every {best} (Daly {daly}, Young {young})"
     return Section([line], [text_table(rows, columns)])
 
@@ -114,7 +114,7 @@ def _training(plan: TrainingPlan, told: Mapping[str, Any]) -> Section:
 def _experts(experts: Mapping[str, Any]) -> Section:
     """Return how tokens are spread over ranks that share experts; of many layers, the least balanced."""
     layers: Mapping[str, Mapping[str, Any]] = experts.get("layers", {})
-    shown = sorted(layers, key=lambda name: -layers[name]["imbalance"])[:_MOST]
+    layer_names = sorted(layers, key=lambda name: -layers[name]["imbalance"])[:_LISTED]
     rows = (
         {
             **layer,
@@ -123,118 +123,117 @@ def _experts(experts: Mapping[str, Any]) -> Section:
             "its tokens": layer["tokens"][layer["fullest"]],
         }
         for name, layer in layers.items()
-        if name in shown
+        if name in layer_names
     )
     columns = ["experts", "imbalance", "fullest", "its tokens", "dropped"]
-    left_out = _left_out(len(layers) - len(shown), "layers are better balanced")
+    left_out = _more_lines(len(layers) - len(layer_names), "layers are better balanced")
     return Section([], [text_table(rows, columns)], left_out)
 
 
-def _staleness(told: Mapping[str, Any]) -> Section:
+def _staleness(report: Mapping[str, Any]) -> Section:
     """Return the number of updates for each staleness; the largest ones share a row."""
-    counts = told["counts"]
-    few = counts if len(counts) <= _MOST_STALENESS else counts[: _MOST_STALENESS - 1]
+    counts = report["counts"]
+    few = counts if len(counts) <= _STALENESS_ROWS else counts[: _STALENESS_ROWS - 1]
     rows = [(str(stale), n) for stale, n in enumerate(few)]
     if len(few) < len(counts):
         rows.append((f"{len(few)} to {len(counts) - 1}", sum(counts[len(few) :])))
-    shown = [
-        {"staleness": stale, "updates": f"{n:,}", "share": percent(n / told["updates"])} for stale, n in rows
-    ]
-    return Section([], [shown], [f"mean {told['mean']:.2f}, at most {told['max']}"])
+    total = report["updates"]
+    table = [{"staleness": stale, "updates": f"{n:,}", "share": percent(n / total)} for stale, n in rows]
+
+    return Section([], [table], [f"mean {report['mean']:.2f}, at most {report['max']}"])
 
 
 def _links(links: Mapping[str, Mapping[str, Any]]) -> Section:
     """Return the use of the links; of many, those that were contended and busy longest."""
     links = {name: use for name, use in links.items() if use["bytes"]}
-    shown = sorted(links, key=lambda name: (-links[name]["contended_ns"], -links[name]["busy_ns"]))[:_MOST]
-    rows = ({**use, "link": name} for name, use in links.items() if name in shown)
+    ranked = sorted(links, key=lambda name: (-links[name]["contended_ns"], -links[name]["busy_ns"]))
+    rows = ({**use, "link": name} for name, use in links.items() if name in ranked[:_LISTED])
     columns = ["link", "bytes", "busy_ns", "utilisation", "contended_ns"]
     columns += ["bandwidth used: bandwidth_utilisation"]
-    return Section([], [text_table(rows, columns)], _left_out(len(links) - len(shown), "links were used"))
+    return Section([], [text_table(rows, columns)], _more_lines(len(links) - _LISTED, "links were used"))
 
 
-def _pipeline(told: Mapping[str, Any]) -> Section:
+def _pipeline(report: Mapping[str, Any]) -> Section:
     """Return sizes, bubble and formula of a pipeline in one line, and a row for each rank."""
     formula = ""
-    if told["bubble_formula"] is not None:
-        formula = f"; formula {100 * told['bubble_formula']:.2f}% ({told['formula']})"
-    sizes = {"rank": told["ranks"], "stage": told["stages"], "micro-batch": told["micro_batches"]}
+    if report["bubble_formula"] is not None:
+        formula = f"; formula {100 * report['bubble_formula']:.2f}% ({report['formula']})"
+    sizes = {"rank": report["ranks"], "stage": report["stages"], "micro-batch": report["micro_batches"]}
     line = (
-        f"{', '.join(format_count(n, what) for what, n in sizes.items())}: "
-        f"bubble {100 * told['bubble']:.2f}% of the makespan, {100 * told['span_bubble']:.2f}% of the "
+        f"{', '.join(format_count(n, part) for part, n in sizes.items())}: "
+        f"bubble {100 * report['bubble']:.2f}% of the makespan, {100 * report['span_bubble']:.2f}% of the "
         f"longest span{formula}"
     )
     lines = [line]
-    if (latency := told.get("latency_ns")) is not None:
-        median, most = (format_duration(latency[key]) for key in ("median", "max"))
-        rate = f"{number_text('_per_s', told['micro_batches_per_s'])} micro-batches/s"
-        if (batch := told.get("batch")) is not None:
-            samples = told["micro_batches_per_s"] * batch / told["micro_batches"]
+    if (latency := report.get("latency_ns")) is not None:
+        median, longest = (format_duration(latency[key]) for key in ("median", "max"))
+        rate = f"{number_text('_per_s', report['micro_batches_per_s'])} micro-batches/s"
+        if (batch := report.get("batch")) is not None:
+            samples = report["micro_batches_per_s"] * batch / report["micro_batches"]
             rate += f", {number_text('_per_s', samples)} samples/s"
-        lines.append(f"{rate}; each takes {median} (median), {most} at most")
+        lines.append(f"{rate}; each takes {median} (median), {longest} at most")
     rows = [
         {
             "rank": f"{rank} ({device})",
-            "span_ns": told["span_ns"][rank],
-            "idle_ns": told["idle_ns"][rank],
-            "activations": told["peak_activations"][rank],
-            "waits for": largest(told["waits_for"][rank]),
-            "memory at the peak": largest(told["memory_bytes"][rank], size),
+            "span_ns": report["span_ns"][rank],
+            "idle_ns": report["idle_ns"][rank],
+            "activations": report["peak_activations"][rank],
+            "waits for": largest(report["waits_for"][rank]),
+            "memory at the peak": largest(report["memory_bytes"][rank], size),
         }
-        for rank, device in enumerate(told["devices"])
+        for rank, device in enumerate(report["devices"])
     ]
     columns = ["rank", "span_ns", "computes nothing: idle_ns", "activations", "waits for"]
     columns.append("memory at the peak")
     return Section(lines, [text_table(rows, columns)])
 
 
-def _train(told: Mapping[str, Any]) -> Section:
+def _train(report: Mapping[str, Any]) -> Section:
     """Return time and rate of a training step, and where the time and memory of each rank go."""
-    limit, peak = told["capacity_bytes"], told["peak_bytes"]
-    same = told.get("folded", {}).get("each_stands_for", 1)
+    limit, peak = report["capacity_bytes"], report["peak_bytes"]
+    copies = report.get("folded", {}).get("each_stands_for", 1)
     fits = ""
     if limit is not None:
         free = f"{size(limit - peak)} ({percent(1 - peak / limit)}) free"
         fits = f"; fits {size(limit)}, {free}{little_room(peak, limit)}"
-    folded = (
-        f"; each rank below stands for {same:,} GPUs that do the same at the same time" if same > 1 else ""
-    )
+    folded = f"; each rank below stands for {copies:,} GPUs that do the same at the same time" * (copies > 1)
+
     rates = []
-    if "tokens_per_s" in told:
-        rates += [f"{told['tokens_per_s']:,.0f} tokens/s", f"{told['tokens_per_s_per_gpu']:,.0f} a GPU"]
-    elif "samples_per_s" in told:
-        rates.append(f"{number_text('_per_s', told['samples_per_s'])} samples/s")
-    if told["mfu"] is not None:
-        rates.append(f"MFU {percent(told['mfu'])}")
-    of = ""
-    if "schedule" in told:
-        adapters = told.get("trained_parameters", 0)
+    if "tokens_per_s" in report:
+        rates += [f"{report['tokens_per_s']:,.0f} tokens/s", f"{report['tokens_per_s_per_gpu']:,.0f} a GPU"]
+    elif "samples_per_s" in report:
+        rates.append(f"{number_text('_per_s', report['samples_per_s'])} samples/s")
+    if report["mfu"] is not None:
+        rates.append(f"MFU {percent(report['mfu'])}")
+    model = ""
+    if "schedule" in report:
+        adapters = report.get("trained_parameters", 0)
         trained = f" beside {adapters / 1e6:.4g} million of adapters, which are trained" if adapters else ""
-        of = f"{told['parameters'] / 1e9:.4g} billion parameters{trained}; {told['schedule']}, "
-    step = f"step {format_duration(told['step_ns'])} on {format_count(told['gpus'], 'GPU')}"
+        model = f"{report['parameters'] / 1e9:.4g} billion parameters{trained}; {report['schedule']}, "
+    step = f"step {format_duration(report['step_ns'])} on {format_count(report['gpus'], 'GPU')}"
     if rates:
         step += f": {', '.join(rates)}"
-    batches = format_count(told["micro_batches"], "micro-batch")
-    lines = [f"{step}{fits}\n{of}{batches}{folded}", *told["notes"]]
-    if told.get("imbalance", 1.0) != 1.0 or told.get("dropped"):
+    batches = format_count(report["micro_batches"], "micro-batch")
+    lines = [f"{step}{fits}\n{model}{batches}{folded}", *report["notes"]]
+    if report.get("imbalance", 1.0) != 1.0 or report.get("dropped"):
         lines.append(
-            f"the fullest rank's experts have {told['imbalance']:.2f} times the mean; "
-            f"{percent(told['dropped'])} of the choices are dropped"
+            f"the fullest rank's experts have {report['imbalance']:.2f} times the mean; "
+            f"{percent(report['dropped'])} of the choices are dropped"
         )
-    spent, held = [], []
-    uses = dict.fromkeys(use for of in told["ranks"] for use in of["memory_bytes"])  # not each rank has all
-    for rank, of in enumerate(told["ranks"]):
-        name, times = {"rank": _ranks(rank, of)}, of["time_ns"].items()
+    spent, memory = [], []
+    uses = dict.fromkeys(name for use in report["ranks"] for name in use["memory_bytes"])  # some have others
+    for rank, use in enumerate(report["ranks"]):
+        name, times = {"rank": _ranks(rank, use)}, use["time_ns"].items()
         spent.append(name | {part.replace("_", " "): format_duration(ns) for part, ns in times})
-        parts = {use: size(of["memory_bytes"].get(use, 0)) for use in uses}
-        held.append(name | {"peak memory": size(of["peak_bytes"])} | parts)
-    return Section(lines, [spent, held])
+        parts = {kind: size(use["memory_bytes"].get(kind, 0)) for kind in uses}
+        memory.append(name | {"peak memory": size(use["peak_bytes"])} | parts)
+    return Section(lines, [spent, memory])
 
 
-def _ranks(rank: int, of: Mapping[str, Any]) -> str:
+def _ranks(rank: int, rank_use: Mapping[str, Any]) -> str:
     """Return the name of a rank, its number or its device, and how many others do the same."""
-    more = of.get("stands_for", 1) - 1
-    return f"{of.get('device', rank)}" + (f" and {more:,} more" if more else "")
+    more = rank_use.get("stands_for", 1) - 1
+    return f"{rank_use.get('device', rank)}" + (f" and {more:,} more" if more else "")
 
 
 def outcome_sections(expected: bool, outcomes: Sequence[Outcome]) -> list[Section]:
@@ -248,8 +247,8 @@ def outcome_sections(expected: bool, outcomes: Sequence[Outcome]) -> list[Sectio
 
 def model_notes(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the models behind the times that nobody chose: of collectives, and of kernels."""
-    told = (summary.get(key) for summary in summaries for key in ("collectives", "note"))
-    return list(dict.fromkeys(line for line in told if line))
+    notes = (summary.get(key) for summary in summaries for key in ("collectives", "note"))
+    return list(dict.fromkeys(line for line in notes if line))
 
 
 def tuning_line(tried: Sequence[Tried]) -> str:
@@ -257,27 +256,28 @@ def tuning_line(tried: Sequence[Tried]) -> str:
     first = next(one for one in tried if one.makespan_ns is not None)
     assert first.makespan_ns is not None
     assert tried[-1].best_ns is not None
-    found = (
+    range_text = (
         f"from {format_duration(first.makespan_ns)} ({first.what}) to {format_duration(tried[-1].best_ns)}"
     )
-    return f"placement: {len(tried):,} tried, {found}"
+    return f"placement: {len(tried):,} tried, {range_text}"
 
 
-def folding_lines(told: Mapping[str, Any]) -> str:
+def folding_lines(folding: Mapping[str, Any]) -> str:
     """Return lines that say which devices stand for how many, and what sets them apart."""
-    into = told["into"]
+    into = folding["into"]
     lines = [
-        f"{told['devices']:,} devices folded into {len(into):,}; figures of each hold for all it stands for"
+        f"{folding['devices']:,} devices folded into {len(into):,}; "
+        "figures of each hold for all it stands for"
     ]
-    for name, each in list(into.items())[:_MOST_FOLDED]:
-        why = f": {each['differs']}" if each["differs"] else ""
-        lines.append(f"  {name} stands for {each['stands_for']:,}{why}")
-    if len(into) > _MOST_FOLDED:
-        lines.append(f"  ... and {len(into) - _MOST_FOLDED:,} more; --json has them all")
+    for name, device in list(into.items())[:_FOLDED_ROWS]:
+        differences = f": {device['differs']}" if device["differs"] else ""
+        lines.append(f"  {name} stands for {device['stands_for']:,}{differences}")
+    if len(into) > _FOLDED_ROWS:
+        lines.append(f"  ... and {len(into) - _FOLDED_ROWS:,} more; --json has them all")
     return "\n".join(lines)
 
 
-def _long(ns: int) -> str:
+def _hours(ns: int) -> str:
     """Return a formatted duration, in hours from two hours on."""
     return format_duration(ns) if ns < 2 * _HOUR_NS else f"{float(f'{ns / _HOUR_NS:.4g}'):,.10g} h"
 
@@ -286,8 +286,8 @@ def _causes(counts: Mapping[str, int]) -> str:
     """Return the three most frequent causes of interruptions with counts, and the count of all others."""
     ranked = sorted((item for item in counts.items() if item[1]), key=lambda item: -item[1])
     others = sum(count for _, count in ranked[3:])
-    shown = [*ranked[:3], *([("others", others)] if others else [])]
-    return ", ".join(f"{cause} {count:,}" for cause, count in shown)
+    listed = [*ranked[:3], *([("others", others)] if others else [])]
+    return ", ".join(f"{cause} {count:,}" for cause, count in listed)
 
 
 def little_room(peak: int, limit: int) -> str:
@@ -331,7 +331,7 @@ def unused_notes(unused: Mapping[str, Sequence[str]]) -> list[str]:
     runs_of = group_pairs((tuple(devices), run) for run, devices in unused.items())
     return [
         ("unused" if len(runs_of) == 1 else f"unused under {'; '.join(runs)}")
-        + f": {list_names(devices, _MOST)}"
+        + f": {list_names(devices, _LISTED)}"
         for devices, runs in runs_of.items()
         if devices
     ]
@@ -377,31 +377,32 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
     >>> stream_notes({"in-order": run_scenario(scenario).trace})
     ['gpu0 used 1 of 4 streams; to use more, set policy.streams (per-branch, per-kind, ...)']
     """
-    found = _recorded_in_vain(runs)
-    held = group_pairs(
-        (device, policy) for policy in runs if policy not in found for device in _on_one_stream(runs[policy])
+    unfollowed = _unfollowed_streams(runs)
+    followed = {policy: trace for policy, trace in runs.items() if policy not in unfollowed}
+    policies_of = group_pairs(
+        (device, policy) for policy, trace in followed.items() for device in _on_one_stream(trace)
     )
     jobs = [trace.job for trace in runs.values()]
-    notes = [*found.values(), *_free_transfers(jobs), *_as_on_another_gpu(jobs), *_shared_twice(jobs)]
+    notes = [*unfollowed.values(), *_free_transfers(jobs), *_recorded_elsewhere(jobs), *_shared_twice(jobs)]
     notes += _on_one_core([*runs.values()])
-    taken = {name for job in jobs for needs in job.graph.attribute("resources").values() for name in needs}
-    unused = [name for name in jobs[0].machine.resources if name not in taken]
+    needed = {name for job in jobs for needs in job.graph.attribute("resources").values() for name in needs}
+    unused = [name for name in jobs[0].machine.resources if name not in needed]
     notes += [f"no op takes {name}, of the machine's resources" for name in unused]
-    if not held:
+    if not policies_of:
         return notes
-    known = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
-    advice = f"to use more, set policy.streams ({known})"
+    assignments = ", ".join(name for name in plugins.names("sim.streams") if name not in ("replay", "single"))
+    advice = f"to use more, set policy.streams ({assignments})"
     return notes + [
         f"{name} used 1 of {streams} streams"
         + (f" under {', '.join(labels)}" if len(labels) < len(runs) else "")
         + f"; {advice}"
-        for (name, streams), labels in held.items()
+        for (name, streams), labels in policies_of.items()
     ]
 
 
-def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
-    """Return a line for each run whose ops name streams in vain: it assigns none, or puts ranks on one."""
-    found = {}
+def _unfollowed_streams(runs: Mapping[str, Trace]) -> dict[str, str]:
+    """Return a line for each run that ignores streams of ops: it assigns none, or puts ranks on one."""
+    lines = {}
     for policy, trace in runs.items():
         job = trace.job
         ranks = bool(job.graph.in_communicators) and isinstance(job.streams, SingleStream)
@@ -415,15 +416,15 @@ def _recorded_in_vain(runs: Mapping[str, Trace]) -> dict[str, str]:
         several = [device for device, streams in named.items() if len(streams) > 1]
         if several:
             first = several[0]
-            shown = ", ".join(map(str, list(named[first])[:4])) + (", ..." if len(named[first]) > 4 else "")
+            some = ", ".join(map(str, list(named[first])[:4])) + (", ..." if len(named[first]) > 4 else "")
             under = f" under {policy}" if len(runs) > 1 else ""
             devices = _and_others(job.machine.devices[first].name, len(several))
-            found[policy] = (
-                f"ops of {devices} name {len(named[first])} streams ({shown}), "
+            lines[policy] = (
+                f"ops of {devices} name {len(named[first])} streams ({some}), "
                 f"which nothing follows{under}; to let them overlap as they say, set policy.streams: recorded"
                 + (", or runtime: pytorch-distributed, where each rank launches its own" if ranks else "")
             )
-    return found
+    return lines
 
 
 def _free_transfers(jobs: Iterable[Job]) -> list[str]:
@@ -431,15 +432,13 @@ def _free_transfers(jobs: Iterable[Job]) -> list[str]:
     for job in jobs:
         if job.machine.links or job.machine.network is not None:
             continue
-        edges, nbytes, on = job.graph.edges, job.graph.tensor_nbytes, job.device_of
-        known = np.flatnonzero(edges.tensor != UNSET)
-        source, target = on[edges.producer[known]], on[edges.consumer[known]]
-        real = np.array([bool(device.details.preset) for device in job.machine.devices])
-        moves = known[(source != target) & (real[source] | real[target]) & (nbytes[edges.tensor[known]] > 0)]
+        edges, nbytes, device = job.graph.edges, job.graph.tensor_nbytes, job.device_of
+        source, target = device[edges.producer], device[edges.consumer]
+        real = np.array([bool(used.details.preset) for used in job.machine.devices])
+        moves = np.flatnonzero((edges.tensor != UNSET) & (source != target) & (real[source] | real[target]))
+        moves = moves[nbytes[edges.tensor[moves]] > 0]
         if len(moves):
-            names = [
-                job.machine.devices[on[each[moves[0]]]].name for each in (edges.producer, edges.consumer)
-            ]
+            names = [job.machine.devices[ends[moves[0]]].name for ends in (source, target)]
             bytes_ = format_bytes(int(nbytes[np.unique(edges.tensor[moves])].sum()))
             return [
                 f"{bytes_} move between devices in no time, as from {names[0]} to {names[1]}: "
@@ -448,17 +447,17 @@ def _free_transfers(jobs: Iterable[Job]) -> list[str]:
     return []
 
 
-def _as_on_another_gpu(jobs: Iterable[Job]) -> list[str]:
+def _recorded_elsewhere(jobs: Iterable[Job]) -> list[str]:
     """Return a line if kernels recorded on one GPU keep their durations on a preset of another."""
     for job in jobs:
         facts, used = job.graph.device_facts, set(job.device_of.tolist())
-        every = [known["description"] for known in facts.values() if "description" in known]
-        for d, device in enumerate(job.machine.devices):
-            on = facts.get(device.name, {}).get("description", every[0] if every else "")
+        every = [fact["description"] for fact in facts.values() if "description" in fact]
+        for index, device in enumerate(job.machine.devices):
+            gpu = facts.get(device.name, {}).get("description", every[0] if every else "")
             preset = device.details.preset
-            if d in used and on and preset and not is_of_model(on, preset):
+            if index in used and gpu and preset and not is_of_model(gpu, preset):
                 return [
-                    f"{device.name} is a {preset}, and kernels take as long as they were recorded on {on}; "
+                    f"{device.name} is a {preset}, and kernels take as long as they were recorded on {gpu}; "
                     f"workload.what_if: {{device: {{from: ..., to: {preset}}}}} moves them"
                 ]
     return []
@@ -466,25 +465,25 @@ def _as_on_another_gpu(jobs: Iterable[Job]) -> list[str]:
 
 def _on_one_core(traces: Sequence[Trace]) -> list[str]:
     """Return a line for each CPU on which ops that a cost model times only ever used one of several cores."""
-    most: dict[tuple[str, int], int] = {}  # of runs on several machines, by name and cores of a device
+    most_used: dict[tuple[str, int], int] = {}  # of runs on several machines, by name and cores of a device
     timed = set()
     for trace in traces:
         job = trace.job
-        several = {d: device for d, device in enumerate(job.machine.devices) if cores_of(device) > 1}
+        several = {index: device for index, device in enumerate(job.machine.devices) if cores_of(device) > 1}
         rows = np.flatnonzero(np.isin(trace.device, [*several]))
         op, start, end = (trace.tasks[name][rows] for name in ("op", "start_ns", "end_ns"))
         n = len(job.machine.devices)
         used = most_in_use(start, end, cores_of_ops(job)[op], trace.device[rows], n).tolist()
-        for d, device in several.items():
+        for index, device in several.items():
             key = device.name, cores_of(device)
-            most[key] = max(most.get(key, 0), used[d])
-            given = job.graph.given_ns(device.kind, device.name)
-            if (given[(job.device_of == d) & (job.duration_ns > 0)] == UNSET).any():
+            most_used[key] = max(most_used.get(key, 0), used[index])
+            given_ns = job.graph.given_ns(device.kind, device.name)
+            if (given_ns[(job.device_of == index) & (job.duration_ns > 0)] == UNSET).any():
                 timed.add(key)
     return [
         f"{name} used 1 of {cores} cores, and ops take as long as on one core; to give each all of them, set "
         f"machine.devices.{name}.cores_per_op: {cores}"
-        for (name, cores), used in most.items()
+        for (name, cores), used in most_used.items()
         if used == 1 and (name, cores) in timed
     ]
 
@@ -495,8 +494,8 @@ def _shared_twice(jobs: Iterable[Job]) -> list[str]:
         device.name
         for job in jobs
         if job.graph.attribute("recorded_start_ns")
-        for d, device in enumerate(job.machine.devices)
-        if device.kind == "gpu" and device.processor is not None and d in job.device_of
+        for index, device in enumerate(job.machine.devices)
+        if device.kind == "gpu" and device.processor is not None and index in job.device_of
     ]
     if not names:
         return []
@@ -519,9 +518,9 @@ def _on_one_stream(trace: Trace) -> list[tuple[str, int]]:
     machine = trace.job.machine
     streams = trace.tasks["stream"]
     used = np.bincount(streams[streams >= 0], minlength=machine.first_stream[-1])
-    found = []
+    idle = []
     for device, (first, end) in zip(machine.devices, pairwise(machine.first_stream), strict=True):
-        here = used[first:end]
-        if not device.workers and device.streams > 1 and np.count_nonzero(here) == 1 and here.sum() > 1:
-            found.append((device.name, device.streams))
-    return found
+        counts = used[first:end]
+        if not device.workers and device.streams > 1 and np.count_nonzero(counts) == 1 and counts.sum() > 1:
+            idle.append((device.name, device.streams))
+    return idle

@@ -131,7 +131,7 @@ def pin_ops(graph: Graph, machine: Machine, device_of: IntArray) -> Graph:
 # ``auto`` folds more than 256 ranks, and warns if it cannot; ``true`` folds, or says why that would not be
 # exact. `policies.parallel.folding` decides which ranks do the same.
 
-_FEW: Final = 256
+_MOST_UNFOLDED: Final = 256
 """Up to this many ranks are simulated one by one, unless the scenario says otherwise."""
 
 _BY_DEVICE: Final = {room.__name__ for room in (program_order, ready_queue, linearize, streams, places)}
@@ -152,15 +152,15 @@ def make_ranks(case: Case, ranked: Ranked, step: RewriteStep) -> tuple[Graph, Ma
     """
     content, machine = case.scenario.content, case.work.machine
     n = ranked.grid.ranks
-    if ranked.grid.sizes and (content.fold is True or (content.fold == "auto" and n > _FEW)):
+    if ranked.grid.sizes and (content.fold is True or (content.fold == "auto" and n > _MOST_UNFOLDED)):
         devices = ranked.on_devices()
         reasons = [*_reasons(case, step), *why_not(ranked, devices, machine)]
         if not reasons:
             return fold(ranked, devices, machine, [*_facts(case, devices)])
-        why = f"the ranks cannot be folded: {'; '.join(reasons)}"
+        reason = f"the ranks cannot be folded: {'; '.join(reasons)}"
         if content.fold is True:
-            raise case.scenario.document.error(("fold",), why)
-        warnings.warn(NotFoldedWarning(f"{why}; all {n:,} are simulated"), stacklevel=2)
+            raise case.scenario.document.error(("fold",), reason)
+        warnings.warn(NotFoldedWarning(f"{reason}; all {n:,} are simulated"), stacklevel=2)
     return ranked.graph(), machine
 
 
@@ -178,11 +178,11 @@ def _reasons(case: Case, step: RewriteStep) -> Iterator[str]:
         yield f"knowledge: {decisions.knowledge} is of the ops of all ranks together"
     if decisions.compile[-1] is not step:
         yield f"{decisions.compile[-1].name} rewrites what all ranks run, after {step.name}"
-    for what in ("policy", "placement", "linearize", "streams"):
-        decides = getattr(decisions, what)
-        alone = type(decides).__module__ in _BY_DEVICE and not isinstance(decides, linearize.UserOrder)
-        if decides is not None and not alone:
-            yield f"the {what} {type(decides).__name__} may decide for one rank by what others have"
+    for decision in ("policy", "placement", "linearize", "streams"):
+        decides = getattr(decisions, decision)
+        per_device = type(decides).__module__ in _BY_DEVICE and not isinstance(decides, linearize.UserOrder)
+        if decides is not None and not per_device:
+            yield f"the {decision} {type(decides).__name__} may decide for one rank by what others have"
 
 
 def _facts(case: Case, ranks: tuple[str, ...]) -> Iterator[dict[str, Hashable]]:

@@ -184,8 +184,8 @@ class Scenario:
     @cached_property
     def variants(self) -> list[str]:
         """Labels of the entries of ``compare``."""
-        own = _own_label(self.policy)
-        return [entry.label or entry.name or entry.runtime or own for entry in self.content.compare]
+        own_label = _own_label(self.policy)
+        return [entry.label or entry.name or entry.runtime or own_label for entry in self.content.compare]
 
     def case(self, policy: str | None = None) -> Case:
         """Return the run of the scenario under a policy.
@@ -207,9 +207,9 @@ class Scenario:
         content = self.content
         if policy is None:
             label = _own_label(self.policy)
-            own = {what: each for what, each in content.expect.items() if not isinstance(each, dict)}
+            conditions = {key: value for key, value in content.expect.items() if not isinstance(value, dict)}
             expected = (
-                *read_expectations(own, self.document, ("expect",), self._others(label)),
+                *read_expectations(conditions, self.document, ("expect",), self._others(label)),
                 *(() if label in self.variants else self._expected_of(label)),
             )
             return self._case(self.policy, label, self.document, ("policy",), expected)
@@ -224,23 +224,22 @@ class Scenario:
     def _named_policy(self, policy: str) -> PolicyFields:
         """Return the policy fields for a name on the command line: a schedule, a policy, or a runtime."""
         workload, of_graphs = self.content.workload, "sim.policies"
-        runtimes, known = plugins.names("sim.runtimes"), plugins.names(workload.deciders or of_graphs)
+        runtimes, deciders = plugins.names("sim.runtimes"), plugins.names(workload.deciders or of_graphs)
         if policy.startswith("{"):
-            say = f"{policy!r} is no name; give options in compare:, or by --set 'policy={{...}}'"
-            raise Place("--policy").error(say)
-        if policy in known or ":" in policy:
+            message = f"{policy!r} is no name; give options in compare:, or by --set 'policy={{...}}'"
+            raise Place("--policy").error(message)
+        if policy in deciders or ":" in policy:
             return PolicyFields(name=policy)
         if policy in runtimes:
             return PolicyFields(runtime=policy)
         for group in (of_graphs, "sim.pipelines", "sim.batchers"):
             if policy in plugins.names(group):
-                word, whose = workload.decider
-                what = "a policy for graphs" if group == of_graphs else f"a {plugins.GROUPS[group]}"
-                kind = f"{whose}'s policy is its {word}" if workload.deciders else "the workload is a graph"
-                raise Place("--policy").error(
-                    f"{policy!r} is {what}, and {kind}; known: {', '.join(sorted(known))}"
-                )
-        everything = dict.fromkeys([*self.variants, *known, *runtimes])
+                word, owner = workload.decider
+                kind_text = "a policy for graphs" if group == of_graphs else f"a {plugins.GROUPS[group]}"
+                kind = f"{owner}'s policy is its {word}" if workload.deciders else "the workload is a graph"
+                message = f"{policy!r} is {kind_text}, and {kind}; known: {', '.join(sorted(deciders))}"
+                raise Place("--policy").error(message)
+        everything = dict.fromkeys([*self.variants, *deciders, *runtimes])
         near = hint(policy, everything)
         if "did you mean" not in near:
             near = ("" if "." in policy else near) + "; a class of your own is named MODULE:CLASS"
@@ -252,10 +251,11 @@ class Scenario:
 
     def left_out(self) -> str | None:
         """Return the label of the file's own policy if ``compare`` lists other policies but not this one."""
-        own, entries = self.policy, self.content.compare
-        if "policy" not in self.content.model_fields_set or not (own.name or own.runtime):
+        policy, entries = self.policy, self.content.compare
+        if "policy" not in self.content.model_fields_set or not (policy.name or policy.runtime):
             return None
-        return _own_label(own) if entries and all(overlay(own, each) != own for each in entries) else None
+        others = entries and all(overlay(policy, entry) != policy for entry in entries)
+        return _own_label(policy) if others else None
 
     def check(self) -> None:
         """Raise if the policy or an entry of ``compare`` is wrong, whether or not it is run.
@@ -269,10 +269,10 @@ class Scenario:
             self.entry(i)
         policy, expect = self.policy, self.content.expect
         if policy.name is not None or policy.runtime is not None:
-            said = "policy" in self.content.model_fields_set
+            has_own_run = "policy" in self.content.model_fields_set
         else:  # each entry names its own policy, so the options of this one belong to nothing
-            said = bool(policy.options)
-        if said or any(not isinstance(each, dict) for each in expect.values()):
+            has_own_run = bool(policy.options)
+        if has_own_run or any(not isinstance(condition, dict) for condition in expect.values()):
             self.case()
 
     def expected_cases(self) -> list[Case]:
@@ -288,7 +288,7 @@ class Scenario:
 
     def _others(self, label: str) -> list[str]:
         """Return the labels of the other runs, which expectations of the run `label` may name."""
-        return [each for each in dict.fromkeys([*self.variants, _own_label(self.policy)]) if each != label]
+        return [other for other in dict.fromkeys([*self.variants, _own_label(self.policy)]) if other != label]
 
     def _expected_of(self, label: str) -> tuple[Expectation, ...]:
         """Return the expectations that the scenario's ``expect`` lists under the label of a run."""
@@ -331,13 +331,13 @@ class Scenario:
         """Return the run under the policy at `loc` in `document`; empty `loc`: from the command line."""
         content, base = self.content, base or self
         if not content.workload.deciders:
-            known = content.knowledge
-            decisions = resolve(spec, label, document, loc, knowledge=known, inherited=not loc)
+            knowledge = content.knowledge
+            decisions = resolve(spec, label, document, loc, knowledge=knowledge, inherited=not loc)
             return Case(self, decisions, base, expectations)
         unnamed = "policy" not in content.model_fields_set and spec.name == content.policy.name
         if unnamed and content.workload.default_policy() is None:
-            word, whose = content.workload.decider
-            message = f"is missing: {whose}'s policy is its {word}, as in {{name: 1f1b}}"
+            word, owner = content.workload.decider
+            message = f"is missing: {owner}'s policy is its {word}, as in {{name: 1f1b}}"
             raise self.document.error((), f"policy: {message}")
         return Case(self, resolve_schedule(spec, label, content.workload, document, loc), base, expectations)
 
@@ -400,7 +400,7 @@ class Case:
 
     def deciding(self, **decisions: Any) -> Case:
         """Return the same case with other decisions."""
-        return replace(self, decisions=self.decisions._replace(**{"said": None} | decisions))
+        return replace(self, decisions=self.decisions._replace(**{"fields": None} | decisions))
 
 
 def scenario_of(document: Document, like: Scenario | None = None) -> Scenario:
@@ -424,26 +424,26 @@ def scenario_of(document: Document, like: Scenario | None = None) -> Scenario:
     return scenario
 
 
-_WORK: Final = ("machine", "workload", "cost")
-_FOLLOWS: Final = ("machine", "machine_spec", "described_devices", "graph")
-"""Properties that depend on the keys of `_WORK` alone, and are kept if they were computed."""
+_WORK_KEYS: Final = ("machine", "workload", "cost")
+_WORK_PROPERTIES: Final = ("machine", "machine_spec", "described_devices", "graph")
+"""Properties that depend on the keys of `_WORK_KEYS` alone, and are kept if they were computed."""
 
 
 def _read(document: Document, like: Scenario | None) -> Scenario:
     """Return a scenario whose policies are not checked yet."""
     root = document.root
-    known = None
+    context = None
     if like is not None and like.document.root.child("workload") is root.child("workload"):
-        known = {"workload": like.content.workload}
+        context = {"workload": like.content.workload}
     try:
-        content = ScenarioFile.model_validate(root.plain(leave_out=known or ()), context=known)
+        content = ScenarioFile.model_validate(root.plain(leave_out=context or ()), context=context)
     except ValidationError as error:
         raise scenario_error(error, model_for(root.plain()), document) from None
     scenario = Scenario(content, document)
-    if like is not None and known is not None:
+    if like is not None and context is not None:
         vars(scenario)["checked"] = like.checked  # its entries say for which graph and machine
-    if like is not None and all(like.document.root.child(key) is root.child(key) for key in _WORK):
-        vars(scenario).update({name: vars(like)[name] for name in _FOLLOWS if name in vars(like)})
+    if like is not None and all(like.document.root.child(key) is root.child(key) for key in _WORK_KEYS):
+        vars(scenario).update({name: vars(like)[name] for name in _WORK_PROPERTIES if name in vars(like)})
     for i, label in enumerate(scenario.variants):
         if label in scenario.variants[:i]:
             message = f"two entries are called {label!r}; give one of them a label"
@@ -462,5 +462,5 @@ def _with_cost(spec: dict[str, Any], cost: Any, origin: Origin) -> dict[str, Any
     if cost is None:
         return spec
     preset = machine_preset(spec["preset"], origin).get("devices", {}) if "preset" in spec else {}
-    given = {**{name: {} for name in preset}, **spec.get("devices", {})}
-    return {**spec, "devices": {name: {"cost": cost, **device} for name, device in given.items()}}
+    devices = {**{name: {} for name in preset}, **spec.get("devices", {})}
+    return {**spec, "devices": {name: {"cost": cost, **device} for name, device in devices.items()}}
