@@ -57,7 +57,7 @@ OPTIMUM: Final = "optimum"
 SHIPPED: Final = Path(__file__).parents[1] / "examples" / "instances"
 """Folder of the sets of instances that ship, each a folder."""
 
-_BOUNDS: Final = ("bounds.csv", "instances.json")
+_BOUNDS_FILES: Final = ("bounds.csv", "instances.json")
 """Names of the files of best known values, in the folder of the instances or above."""
 
 
@@ -108,24 +108,24 @@ def instances_in(paths: Sequence[str]) -> list[str]:
     InputError
         A folder has no instance, or a path does not exist.
     """
-    found: list[str] = []
+    chosen: list[str] = []
     sets = {folder.name: str(folder) for folder in sorted(SHIPPED.iterdir()) if folder.is_dir()}
-    for given in paths:
-        path = given if os.path.exists(given) else sets.get(given, given)
+    for name in paths:
+        path = name if os.path.exists(name) else sets.get(name, name)
         if not os.path.exists(path):
             raise InputError(
-                f"{given}: no such file or folder{hint(given, sets)}; sets that ship: {list_names([*sets])}"
+                f"{name}: no such file or folder{hint(name, sets)}; sets that ship: {list_names([*sets])}"
             )
         if not os.path.isdir(path):
-            found.append(path)
+            chosen.append(path)
             continue
         files = sorted(str(file) for file in Path(path).rglob("*") if file.is_file())
-        inside = [file for file in files if file.endswith((".yaml", ".yml", ".stg")) or is_instance(file)]
-        if not inside:
+        instances = [file for file in files if file.endswith((".yaml", ".yml", ".stg")) or is_instance(file)]
+        if not instances:
             kinds = "job shops, flexible job shops, projects (.sm), task graphs (.stg), scenarios (.yaml)"
             raise InputError(f"{path}: no instance in this folder; known: {kinds}")
-        found += inside
-    return list(dict.fromkeys(found))
+        chosen += instances
+    return list(dict.fromkeys(chosen))
 
 
 def known_of(path: str) -> Known:
@@ -139,10 +139,10 @@ def known_of(path: str) -> Known:
     file = Path(path).resolve()
     names = {file.name, file.name.removesuffix(".gz"), file.stem}
     for folder in list(file.parents)[:3]:
-        for table in (folder / name for name in _BOUNDS):
-            known = _table(table) if table.is_file() else {}
-            if own := known.keys() & names:
-                return known[min(own)]
+        for table in (folder / name for name in _BOUNDS_FILES):
+            bounds = _table(table) if table.is_file() else {}
+            if matching := bounds.keys() & names:
+                return bounds[min(matching)]
     return Known()
 
 
@@ -152,8 +152,8 @@ def _table(path: Path) -> dict[str, Known]:
     if path.suffix == ".json":
         try:
             for row in json.loads(read_text(path)):
-                own, optimum = row.get("bounds") or {}, row.get("optimum")
-                bounds = [optimum or own.get(side) for side in ("lower", "upper")]
+                stated, optimum = row.get("bounds") or {}, row.get("optimum")
+                bounds = [optimum or stated.get(side) for side in ("lower", "upper")]
                 table.append((f"{path}: {row['name']}", [row["name"], *bounds]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}: should be a list of name, optimum, bounds: {error!r}") from None
@@ -161,15 +161,15 @@ def _table(path: Path) -> dict[str, Known]:
         columns, rows = read_table(path)
         if columns != ["instance", "lower", "upper"]:
             raise InputError(f"{path}:1: should be instance,lower,upper, found {columns}")
-        table = [(place, [*row.values()]) for place, row in rows]
-    found: dict[str, Known] = {}
-    for place, (name, low, high) in table:
-        with in_file(place):
+        table = [(where, [*row.values()]) for where, row in rows]
+    table_bounds: dict[str, Known] = {}
+    for where, (name, low, high) in table:
+        with in_file(where):
             lower, upper = _ns(low), _ns(high)
             if lower is not None and upper is not None and lower > upper:
                 raise InputError(f"the lower bound {low} is above the upper one, {high}")
-        found[name] = Known(lower, upper)
-    return found
+        table_bounds[name] = Known(lower, upper)
+    return table_bounds
 
 
 def _ns(value: Any) -> int | None:
@@ -196,13 +196,13 @@ def run_point(point: Point) -> Row:
         job = job_of(case)  # with a duration for each single device, choosing devices is part of the problem
         placed = not (point.devices or job.machine.positions.keys() & job.graph.duration_by_kind.keys())
         if point.method == OPTIMUM:
-            found = find_optimum([run_case(case)], limit_ns=point.effort, placed=placed)
-            row |= {"makespan_ns": found.best.trace.makespan_ns, "lower_bound_ns": found.lower_bound}
-            row |= {"proven": found.proven}
+            optimum = find_optimum([run_case(case)], limit_ns=point.effort, placed=placed)
+            row |= {"makespan_ns": optimum.best.trace.makespan_ns, "lower_bound_ns": optimum.lower_bound}
+            row |= {"proven": optimum.proven}
         else:
             ran = [attempt(one) for one in _cases(case, point, placed)]
             done = (one.result for one in ran if one.error is None)
-            row["makespan_ns"] = min((each.trace.makespan_ns for each in done if each), default=None)
+            row["makespan_ns"] = min((result.trace.makespan_ns for result in done if result), default=None)
             if row["makespan_ns"] is None:
                 row["error"] = ran[0].line
     except SimError as error:
@@ -228,9 +228,9 @@ def document_of(point: Point) -> Document:
     if point.path.endswith((".yaml", ".yml")) or is_instance(point.path):
         document = Document.read(point.path, point.allowed)
     else:
-        told = {"workload": {"graph": os.path.basename(point.path)}, "policy": {"name": "ready-queue"}}
+        content = {"workload": {"graph": os.path.basename(point.path)}, "policy": {"name": "ready-queue"}}
         folder = os.path.dirname(os.path.abspath(point.path))
-        document = Document.from_text(json.dumps(told), folder, point.allowed)
+        document = Document.from_text(json.dumps(content), folder, point.allowed)
     return document.with_settings(point.sets)
 
 
@@ -244,11 +244,11 @@ def _cases(case: Case, point: Point, placed: bool) -> Iterator[Case]:
     if point.method == HEFT:
         yield first
         return
-    rng, dag, how = random.Random(0), job.graph.dag(), case.decisions.policy.synchronisation
+    rng, dag, sync = random.Random(0), job.graph.dag(), case.decisions.policy.synchronisation
     for _ in range(point.effort):
         order = list(least_first(dag, [rng.random() for _ in range(len(job.graph))]))
         yield (case if placed else first).deciding(
-            policy=OutOfOrder(synchronisation=how), linearize=ListedOrder(order)
+            policy=OutOfOrder(synchronisation=sync), linearize=ListedOrder(order)
         )
 
 
@@ -285,11 +285,11 @@ def bench(
         By Ctrl-C.
     """
     _refuse_unknown(points)
-    known = {point.path: known_of(point.path) for point in points}
+    bounds = {point.path: known_of(point.path) for point in points}
     with nullcontext() if out is None else sweeping(out) as kept:
         now = {} if kept is None else {point.key: f"{_stamp(point)} {program()}" for point in points}
-        rows = KeptRows(kept, now).complete(points, lambda left: run_on(executor, run_point, left), done)
-        rows = with_gaps(points, rows, known)
+        rows = KeptRows(kept, now).complete(points, lambda points: run_on(executor, run_point, points), done)
+        rows = with_gaps(points, rows, bounds)
         if out is not None:
             write_rows(rows, out)
     return rows
@@ -297,40 +297,40 @@ def bench(
 
 def _stamp(point: Point) -> str:
     """Return a hash of the instance, the settings over it, and all files that it names."""
-    own = hashlib.sha256(read_bytes(point.path, unpack=False)).hexdigest()
+    digest = hashlib.sha256(read_bytes(point.path, unpack=False)).hexdigest()
     with suppress(SimError):  # its row shows the error
         variant = Variant(policy=point.method)
-        return own + stamps(document_of(point), [variant])[1][variant.key]
-    return own
+        return digest + stamps(document_of(point), [variant])[1][variant.key]
+    return digest
 
 
-def with_gaps(points: Sequence[Point], rows: Sequence[Row], known: Mapping[str, Known]) -> list[Row]:
+def with_gaps(points: Sequence[Point], rows: Sequence[Row], bounds: Mapping[str, Known]) -> list[Row]:
     """Return the rows with the known bounds of their instance, and with their relative gap to the best."""
     best: dict[str, int] = {}
     for point, row in zip(points, rows, strict=True):
         ns = row["makespan_ns"]
         if ns is not None:
             best[point.path] = min(best.get(point.path, ns), ns)
-    told = []
+    result = []
     for point, row in zip(points, rows, strict=True):
-        lower, upper = known[point.path]
-        least, ns = best.get(point.path) if upper is None else upper, row["makespan_ns"]
-        gap = ns / least - 1 if ns is not None and least else None
-        told.append({**row, "known_lower_ns": lower, "known_upper_ns": upper, "gap": gap})
-    return told
+        lower, upper = bounds[point.path]
+        best_ns, ns = best.get(point.path) if upper is None else upper, row["makespan_ns"]
+        gap = ns / best_ns - 1 if ns is not None and best_ns else None
+        result.append({**row, "known_lower_ns": lower, "known_upper_ns": upper, "gap": gap})
+    return result
 
 
 def contradictions(rows: Sequence[Row]) -> list[str]:
     """Return contradictions: runs below a known lower bound, and bounds above a known makespan."""
-    found = []
+    messages = []
     for row in rows:
         name, ns, bound = f"{row['instance']}, {row['method']}", row["makespan_ns"], row["lower_bound_ns"]
         lower, upper = row["known_lower_ns"], row["known_upper_ns"]
         if ns is not None and lower is not None and ns < lower:
-            found.append(f"{name}: takes {ns} ns, and nothing should take less than {lower} ns")
+            messages.append(f"{name}: takes {ns} ns, and nothing should take less than {lower} ns")
         if bound is not None and upper is not None and bound > upper:
-            found.append(f"{name}: nothing should take less than {bound} ns, and {upper} ns is known")
-    return found
+            messages.append(f"{name}: nothing should take less than {bound} ns, and {upper} ns is known")
+    return messages
 
 
 def standings(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -339,11 +339,12 @@ def standings(rows: Sequence[Row]) -> list[dict[str, Any]]:
     These are the number of instances on which it finished, its mean gap over them, the numbers of those on
     which it equals the best known value, and on which it proves optimality, and its mean time.
     """
-    found = []
-    for (name, method), own in group_pairs(((row["set"], row["method"]), row) for row in rows).items():
-        gaps = [row["gap"] for row in own if row["gap"] is not None]
-        proven = sum(row["proven"] for row in own if row["gap"] is not None)
-        found.append(
+    table = []
+    by_method = group_pairs(((row["set"], row["method"]), row) for row in rows)
+    for (name, method), method_rows in by_method.items():
+        gaps = [row["gap"] for row in method_rows if row["gap"] is not None]
+        proven = sum(row["proven"] for row in method_rows if row["gap"] is not None)
+        table.append(
             {
                 "set": name,
                 "method": method,
@@ -351,10 +352,10 @@ def standings(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "gap": fmean(gaps) if gaps else None,
                 "best": sum(gap <= 0 for gap in gaps),
                 "proven": proven if method == OPTIMUM else None,
-                "mean time": f"{fmean(row['seconds'] for row in own):.2f} s",
+                "mean time": f"{fmean(row['seconds'] for row in method_rows):.2f} s",
             }
         )
-    return found
+    return table
 
 
 def profile(rows: Sequence[Row]) -> dict[str, list[tuple[Fraction, Fraction]]]:
@@ -376,10 +377,10 @@ def profile(rows: Sequence[Row]) -> dict[str, list[tuple[Fraction, Fraction]]]:
     for row in rows:
         if row["makespan_ns"]:
             makespans.setdefault((row["set"], row["instance"]), {})[row["method"]] = row["makespan_ns"]
-    found: dict[str, list[tuple[Fraction, Fraction]]] = {}
+    steps_by_method: dict[str, list[tuple[Fraction, Fraction]]] = {}
     for method in dict.fromkeys(row["method"] for row in rows):
-        of_all = [own for own in makespans.values() if method in own]
-        ratios = sorted(Fraction(own[method], min(own.values())) for own in of_all)
+        of_all = [by_method for by_method in makespans.values() if method in by_method]
+        ratios = sorted(Fraction(by_method[method], min(by_method.values())) for by_method in of_all)
         steps = {ratio: Fraction(k, len(makespans)) for k, ratio in enumerate(ratios, 1)}
-        found[method] = list(steps.items())
-    return found
+        steps_by_method[method] = list(steps.items())
+    return steps_by_method

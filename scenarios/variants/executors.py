@@ -30,7 +30,7 @@ def without_interrupts() -> Iterator[None]:
     before, heard = signal.getsignal(signal.SIGINT), []
     noted = current_thread() is main_thread() and callable(before)
     if noted:  # the mask below is for this thread only: another one may receive the signal
-        signal.signal(signal.SIGINT, lambda *said: heard.append(said))
+        signal.signal(signal.SIGINT, lambda *arguments: heard.append(arguments))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -61,16 +61,16 @@ def run_on(
     RunError
         A process ended unexpectedly.
     """
-    left = iter(points)
+    remaining = iter(points)
     if executor is None:
-        yield from ((point, run(point)) for point in left)
+        yield from ((point, run(point)) for point in remaining)
         return
     running: dict[Future[_R], _P] = {}
     ended: SimpleQueue[Future[_R]] = SimpleQueue()  # an interrupt does not leave it locked
 
-    def submit(most: int | None) -> None:
+    def submit(limit: int | None) -> None:
         with without_interrupts():  # processes that start now inherit it: Ctrl-C is for this one alone
-            for point in itertools.islice(left, most):
+            for point in itertools.islice(remaining, limit):
                 future = executor.submit(run, point)
                 running[future] = point
                 future.add_done_callback(ended.put)
@@ -79,9 +79,9 @@ def run_on(
         submit(ahead)
         while running:
             future = ended.get() if ahead is None else next(iter(running))
-            found, point = future.result(), running.pop(future)
+            result, point = future.result(), running.pop(future)
             submit(0 if ahead is None else 1)
-            yield point, found
+            yield point, result
     except BrokenExecutor:
         raise RunError("a process ended by itself; the machine may have run out of memory") from None
     finally:
@@ -90,7 +90,7 @@ def run_on(
 
 
 @contextmanager
-def _heard_once() -> Iterator[Callable[[], object]]:
+def _interrupted_once() -> Iterator[Callable[[], object]]:
     """Handle only the first Ctrl-C in the block: a second one would interrupt the clean-up of the first.
 
     Yields a function that ignores Ctrl-C from then on. A mask would not do, as other threads may receive it.
@@ -114,7 +114,7 @@ def _heard_once() -> Iterator[Callable[[], object]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _begin(begin: Callable[[], None]) -> None:
+def _begin_process(begin: Callable[[], None]) -> None:
     sys.stdout = sys.stderr  # the table, or JSON, is for the process that started this one to print
     begin()
     parent = parent_process()
@@ -141,8 +141,8 @@ def process_executor(jobs: int, begin: Callable[[], None]) -> Iterator[Executor]
     """
     others = active_children()
     with (
-        _heard_once() as deaf,
-        ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (begin,)) as executor,
+        _interrupted_once() as deaf,
+        ProcessPoolExecutor(jobs, get_context("spawn"), _begin_process, (begin,)) as executor,
     ):
         try:
             yield executor

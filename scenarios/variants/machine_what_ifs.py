@@ -31,7 +31,7 @@ from sim.machine.machine import Machine
 from sim.record.record import Wait
 from sim.trace import Trace
 
-_NONE: Final = np.zeros(0, np.int64)
+_NO_OPS: Final = np.zeros(0, np.int64)
 _FREE: Final[Mapping[str, Any]] = {"issue_ns": 0, "issue_ns_by_kind": {}, "launch_latency_ns": 0, "gap_ns": 0}
 """Fields of a device on which issuing and launching cost nothing."""
 
@@ -69,23 +69,23 @@ def machine_trials(trace: Trace) -> list[Variant]:
     names, machine = job.graph.op_names, job.machine
     computes = ~moving_ops(job)
     trials = [
-        Variant(label="all kernels twice as fast", job=_computing(computes)),
-        *_by_device(trace, computes),
+        Variant(label="all kernels twice as fast", job=_halve_computation(computes)),
+        *_device_trials(trace, computes),
     ]
-    if any(map(_costs, machine.devices)):
+    if any(map(_has_overheads, machine.devices)):
         trials.append(_trial("issuing and launching take no time", partial(replace, **_FREE)))
-    trials += _of_communication(trace)
+    trials += _communication_trials(trace)
     if any(device.memory_bytes is not None for device in machine.devices):
-        waits = (trace.tasks["wait"] == Wait.MEMORY).any() or trace.tasks.get("calls_ns", _NONE).any()
+        waits = (trace.tasks["wait"] == Wait.MEMORY).any() or trace.tasks.get("calls_ns", _NO_OPS).any()
         why_not = "" if waits else "nothing waits for memory"
         trials.append(_trial("memory without limit", partial(replace, memory_bytes=None), why_not))
     for op in _longest_on_path(trace):
         ops = np.isin(np.arange(len(names)), _on_all_ranks(trace, op))
-        trials.append(Variant(label=f"{names[op]!r} twice as fast", job=_taking(partial(_half, ops=ops))))
+        trials.append(Variant(label=f"{names[op]!r} twice as fast", job=_retime(partial(_halve, ops=ops))))
     return trials
 
 
-def _of_communication(trace: Trace) -> Iterator[Variant]:
+def _communication_trials(trace: Trace) -> Iterator[Variant]:
     """Yield what-ifs with faster collectives and links."""
     job, machine = trace.job, trace.job.machine
     moves = job.graph.is_kind(*COMMUNICATION - {"copy", "transfer"}) | job.meets
@@ -95,14 +95,14 @@ def _of_communication(trace: Trace) -> Iterator[Variant]:
     if (job.duration_ns[moves] > 0).any() or inside.any():
         yield Variant(
             label="communication twice as fast",
-            job=_taking(lambda ns: _half(ns, moves) - inside // 2),
+            job=_retime(lambda ns: _halve(ns, moves) - inside // 2),
         )
         yield Variant(
-            label="communication takes no time", job=_taking(lambda ns: np.where(moves, 0, ns - inside))
+            label="communication takes no time", job=_retime(lambda ns: np.where(moves, 0, ns - inside))
         )
     if len(trace.transfers["id"]) or job.carried.any():
         if any(link.bandwidth_bytes_per_s for link in machine.links):
-            yield Variant(label="links with twice the bandwidth", machine=partial(_with_links, _wider))
+            yield Variant(label="links with twice the bandwidth", machine=partial(_with_links, _widen))
         if not job.meets.any():
             free = partial(replace, bandwidth_bytes_per_s=None, latency_ns=0)
             yield Variant(label="links take no time", machine=partial(_with_links, free))
@@ -112,18 +112,18 @@ def _with_links(change: Callable[[Link], Link], machine: Machine) -> Machine:
     return replace(machine, links=tuple(map(change, machine.links)))
 
 
-def _wider(link: Link) -> Link:
+def _widen(link: Link) -> Link:
     bandwidth = link.bandwidth_bytes_per_s
     return replace(link, bandwidth_bytes_per_s=2 * bandwidth) if bandwidth else link
 
 
-def _costs(device: Device) -> bool:
+def _has_overheads(device: Device) -> bool:
     """Whether issuing or launching on a device takes time."""
-    alone = (getattr(device, name) for name in _FREE if name != "issue_ns_by_kind")
-    return any((*alone, *device.issue_ns_by_kind.values()))
+    times = (getattr(device, name) for name in _FREE if name != "issue_ns_by_kind")
+    return any((*times, *device.issue_ns_by_kind.values()))
 
 
-def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
+def _device_trials(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
     """Yield what-ifs with devices twice as fast, and with one more stream.
 
     Equal devices that compute equally long are tried together; if there are many groups, all of a kind are.
@@ -144,8 +144,8 @@ def _by_device(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
             for name, group in zip(first, groups, strict=True)
         ]
     for name, devices in zip(names, groups, strict=True):
-        here = np.isin(job.device_of, devices)
-        yield Variant(label=f"{name} twice as fast", job=_computing(here & computes))
+        on_devices = np.isin(job.device_of, devices)
+        yield Variant(label=f"{name} twice as fast", job=_halve_computation(on_devices & computes))
         if not job.machine.devices[devices[0]].workers:
             more = _with_stream({job.machine.devices[d].name for d in devices})
             why_not = "" if _is_used(job, more) else "policy.streams would put no op on it"
@@ -156,10 +156,9 @@ def _with_stream(names: set[str]) -> Callable[[Device], Device]:
     def apply(device: Device) -> Device:
         if device.name not in names:
             return device
-        made = device.for_streams or device.with_streams
-        return (
-            replace(device, streams=device.streams + 1) if made is None else made(device, device.streams + 1)
-        )
+        with_count = device.for_streams or device.with_streams
+        streams = device.streams + 1
+        return replace(device, streams=streams) if with_count is None else with_count(device, streams)
 
     return apply
 
@@ -183,22 +182,22 @@ def _trial(label: str, change: Callable[[Device], Device], why_not: str = "") ->
     return Variant(label=label, machine=apply, why_not=why_not)
 
 
-def _computing(ops: BoolArray) -> Callable[[Job], Job]:
+def _halve_computation(ops: BoolArray) -> Callable[[Job], Job]:
     """Return a change that halves the computation of some ops, but not their own communication."""
 
     def apply(job: Job) -> Job:
         inside = inside_ns(job.graph)
-        return _taking(lambda ns: inside + _half(ns - inside, ops))(job)
+        return _retime(lambda ns: inside + _halve(ns - inside, ops))(job)
 
     return apply
 
 
-def _half(ns: IntArray, ops: BoolArray) -> IntArray:
+def _halve(ns: IntArray, ops: BoolArray) -> IntArray:
     """Return durations with those of `ops` halved and rounded up."""
     return np.where(ops, -(-ns // 2), ns)
 
 
-def _taking(change: Callable[[IntArray], IntArray]) -> Callable[[Job], Job]:
+def _retime(change: Callable[[IntArray], IntArray]) -> Callable[[Job], Job]:
     """Return a change that applies to all durations of a job: actual, noisy, and known ones."""
 
     def apply(job: Job) -> Job:

@@ -64,20 +64,20 @@ def list_schedules(case: Case, job: Job, placed: bool) -> Iterator[Case]:
     placed : bool
         Whether ops stay on the devices of the job.
     """
-    how = case.decisions.policy.synchronisation
+    sync = case.decisions.policy.synchronisation
     problem = Problem.of_job(job) if placed else Problem(job.graph, job.machine, job.known_costs_ns)
     heft = Heft().schedule(problem)
-    there = case.deciding(streams=heft, linearize=heft)
+    listed = case.deciding(streams=heft, linearize=heft)
     if not placed:
-        there = there.deciding(placement=heft)
-    yield there.deciding(policy=InOrder(synchronisation=how))
-    yield there.deciding(policy=OutOfOrder(synchronisation=how))
-    yield there.deciding(policy=CriticalPath(synchronisation=how))
+        listed = listed.deciding(placement=heft)
+    yield listed.deciding(policy=InOrder(synchronisation=sync))
+    yield listed.deciding(policy=OutOfOrder(synchronisation=sync))
+    yield listed.deciding(policy=CriticalPath(synchronisation=sync))
     urgent = [due_ops(job.graph).get(op, (LATEST_NS, 0))[0] for op in range(len(job.graph))]
     due = [_inherit_due(job, urgent)] if job.graph.attribute("due") else []
     for keys in (job.known_ns.tolist(), *due):
         first = ListedOrder(list(least_first(job.graph.dag(), keys)))
-        yield there.deciding(policy=OutOfOrder(synchronisation=how), linearize=first)
+        yield listed.deciding(policy=OutOfOrder(synchronisation=sync), linearize=first)
 
 
 def _inherit_due(job: Job, due_ns: list[int]) -> list[int]:
@@ -93,14 +93,14 @@ def _inherit_due(job: Job, due_ns: list[int]) -> list[int]:
 OPTIMUM_SCHEMA: Final = "sim.optimum/1"
 """What ``"schema"`` says in the output of ``sim optimum --json``."""
 
-_EVEN: Final = 400
-"""So many tasks are searched for as long in the whole as in windows after it, fewer longer, and more less."""
+_EVEN_TASKS: Final = 400
+"""Number of tasks for which the search of the whole gets as much time as that of windows; fewer get more."""
 
-_IN_VAIN: Final = 100
-"""So many times as many changes as there are ops, without any gain, end the search around the best run."""
+_TRIES_PER_OP: Final = 100
+"""Number of changes per op, all without gain, that end the search around the best run."""
 
-_MISSES: Final = 10
-"""Windows that the solver found better, and the simulator did not: after more, what is left out matters."""
+_MOST_MISSES: Final = 10
+"""Number of windows in a row that are better only in the solver's model; more end the search of windows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,9 +142,9 @@ class Optimum:
     @property
     def best(self) -> Result:
         """The best run of those that the bound holds for."""
-        known = [self.found] if self.found else []
-        known += [result for result in self.results if self.unlike(result) is None]
-        return min(known, key=self.cost)
+        runs = [self.found] if self.found else []
+        runs += [result for result in self.results if self.unlike(result) is None]
+        return min(runs, key=self.cost)
 
     def cost(self, result: Result) -> int:
         """Return what a run comes to in what is to be small."""
@@ -178,15 +178,15 @@ class Optimum:
         words = self.what.replace("_", " ")
         if self.what != "makespan":
             proven = f"the least {words} is {best}: no order has less"
-            told = f"the best known {words} is {best}, and none is below {bound}{gap}"
+            text = f"the best known {words} is {best}, and none is below {bound}{gap}"
         else:
             proven = f"the optimum is {best}: no order takes less"
-            told = f"the best known takes {best}, and nothing takes less than {bound}{gap}"
+            text = f"the best known takes {best}, and nothing takes less than {bound}{gap}"
         if self.proven:
             return proven
         if self.searched:
-            return f"{told}; the search is over"
-        return f"{told}; after {format_duration(limit_ns)}, and a longer search may know more"
+            return f"{text}; the search is over"
+        return f"{text}; after {format_duration(limit_ns)}, and a longer search may know more"
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``sim optimum --json`` prints; value and bound are in ns, of an energy in pJ."""
@@ -253,7 +253,7 @@ def find_optimum(
     MissingExtraError
         OR-tools is not installed.
     """
-    until = time.monotonic() + limit_ns / NS_PER_S
+    deadline = time.monotonic() + limit_ns / NS_PER_S
     base = results[0]
     job, policy = base.trace.job, base.case.decisions.policy
     refuse_decided(base)
@@ -262,7 +262,7 @@ def find_optimum(
     result_of_run(what, base.numbers, base.trace)
     alike = [base, *(other for other in results[1:] if not _unlike(base, other, placed))]
     search = _Search(base.case, alike, placed, objective.of)
-    known = search.known.trace
+    trace = search.known.trace
     for case in list_schedules(base.case, job, placed):
         search.run(case)
     least_ns = 0
@@ -270,38 +270,38 @@ def find_optimum(
         limits = bounds(base.trace, synchronisation=policy.synchronisation, exact=True).by_source
         least_ns = max(ns for source, ns in limits.items() if not source.startswith("stream "))
     memory = base.trace.memory is not None
-    model = JobModel(job, policy, known, placed=placed, memory=memory, least_ns=least_ns, objective=objective)
+    model = JobModel(job, policy, trace, placed=placed, memory=memory, least_ns=least_ns, objective=objective)
     least = max(least_ns, model.least_ns) if model.is_makespan else 0
     if model.is_makespan and model.lists.suits and search.known_cost > least:
         model.begin_with(search.known.trace)
-        until_lists = (time.monotonic() + 2 * until) / 3  # two thirds of the time that is left
+        until_lists = (time.monotonic() + 2 * deadline) / 3  # two thirds of the time that is left
         for listed in model.by_lists(until_lists, seed):
             search.follow(listed)
         model.begin_with(search.known.trace)
     searched = search.known_cost == least
     if not searched:
         tasks = len(job.graph) * job.iterations
-        left_ns = (until - time.monotonic()) * NS_PER_S
-        part_ns = left_ns * _EVEN / (tasks + _EVEN) if model.is_makespan else left_ns
+        left_ns = (deadline - time.monotonic()) * NS_PER_S
+        part_ns = left_ns * _EVEN_TASKS / (tasks + _EVEN_TASKS) if model.is_makespan else left_ns
         solved, timetable = model.solve(max(1, round(part_ns)), jobs, seed)
         least, searched = max(least, solved.bound_ns), solved.finished
         if timetable is not None:
             search.follow(timetable)
     if model.is_makespan and not searched and search.known_cost > least:
-        _improve(search, model, least, until, seed)
-    searched = search.known_cost == least or (search.look_around(least, until, seed) and searched)
+        _improve(search, model, least, deadline, seed)
+    searched = search.known_cost == least or (search.look_around(least, deadline, seed) and searched)
     why_not = search.why_not if search.found is None else None
     return Optimum(base, results, search.found, why_not, least, model.left_out, placed, searched, what)
 
 
-def _improve(search: _Search, model: JobModel, least_ns: int, until: float, seed: int) -> None:
+def _improve(search: _Search, model: JobModel, least_ns: int, deadline: float, seed: int) -> None:
     """Run what windows find, as long as the simulator agrees now and then, and there is something to gain."""
     misses = 0
     model.begin_with(search.known.trace)
-    for timetable in model.improve(until, seed):
+    for timetable in model.improve(deadline, seed):
         better = search.follow(timetable)
         misses = 0 if better else misses + 1
-        if search.known_cost == least_ns or misses > _MISSES:
+        if search.known_cost == least_ns or misses > _MOST_MISSES:
             return
         if better:
             model.begin_with(better.trace)
@@ -322,9 +322,9 @@ class _Search:
     def run(self, case: Case) -> int | None:
         """Run a case, which may be the best so far; return what it comes to, or None."""
         case = replace(case.deciding(label="optimum"), expectations=())
-        found = attempt(case)
-        if found.error is not None or (result := found.result) is None:
-            self.why_not = f"what the search found cannot run: {found.line}"
+        run = attempt(case)
+        if run.error is not None or (result := run.result) is None:
+            self.why_not = f"what the search found cannot run: {run.line}"
             return None
         cost = self.cost(result.trace)
         if self.found is None or cost < self.cost(self.found.trace):
@@ -335,11 +335,11 @@ class _Search:
 
     def follow(self, timetable: Timetable) -> Result | None:
         """Run what a solver found, on streams that suit it or the scenario's; return the best run, if new."""
-        before, how = self.known, self.case.decisions.policy.synchronisation
+        before, sync = self.known, self.case.decisions.policy.synchronisation
         for by_start, waits in ((True, False), (False, False), (False, True)):
             if waits and self.known_cost <= timetable.cost:
                 break
-            follow = Follow(timetable, how, by_start=by_start, waits=waits)
+            follow = Follow(timetable, sync, by_start=by_start, waits=waits)
             case = self.case.deciding(policy=follow, linearize=follow)
             if not self.placed:
                 case = case.deciding(placement=Given(timetable.device))
@@ -348,34 +348,34 @@ class _Search:
             self.run(case)
         return None if self.known is before else self.known
 
-    def look_around(self, least: int, until: float, seed: int) -> bool:
-        """Change the best run in one or two ways, in vain in more and more, and go on from what is no worse.
+    def look_around(self, least: int, deadline: float, seed: int) -> bool:
+        """Change the best run in some places, in more after more failures, and go on from what is no worse.
 
-        Return whether that came to an end, as nothing has helped for long, before its time was up (variable
+        Return whether the search ended before its deadline because nothing helped any more (variable
         neighbourhoods: Mladenović and Hansen 1997, Computers & Operations Research 24(11)).
         """
-        job, how = self.known.trace.job, self.case.decisions.policy.synchronisation
+        job, sync = self.known.trace.job, self.case.decisions.policy.synchronisation
         space = Space(job, None if self.placed else Problem(job.graph, job.machine, job.known_costs_ns))
-        here, cost = SearchSchedule.of(self.known.trace), self.known_cost
-        rng, seen, in_vain = random.Random(seed), {here.by_host(job)}, 0
-        most = _IN_VAIN * len(job.graph)
-        while in_vain < most and self.known_cost > least:
-            near = here
-            for _ in range(rng.randint(1, 2 + 6 * in_vain // most)):
+        current, cost = SearchSchedule.of(self.known.trace), self.known_cost
+        rng, programs, failures = random.Random(seed), {current.by_host(job)}, 0
+        patience = _TRIES_PER_OP * len(job.graph)
+        while failures < patience and self.known_cost > least:
+            near = current
+            for _ in range(rng.randint(1, 2 + 6 * failures // patience)):
                 _, near = next(space.neighbours(near, rng), (None, near))
-            in_vain += 1
-            if (program := near.by_host(job)) in seen:
+            failures += 1
+            if (program := near.by_host(job)) in programs:
                 continue
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 return False
-            seen.add(program)
-            case = self.case.deciding(policy=InOrder(synchronisation=how), linearize=ListedOrder(near.order))
+            programs.add(program)
+            case = self.case.deciding(policy=InOrder(synchronisation=sync), linearize=ListedOrder(near.order))
             if not self.placed:
                 case = case.deciding(placement=Given(near.device))
-            found = self.run(case.deciding(streams=near))
-            if found is not None and found <= cost:
-                in_vain = 0 if found < cost else in_vain
-                here, cost = near, found
+            new_cost = self.run(case.deciding(streams=near))
+            if new_cost is not None and new_cost <= cost:
+                failures = 0 if new_cost < cost else failures
+                current, cost = near, new_cost
         return True
 
 

@@ -26,7 +26,7 @@ from sim.base.errors import InputError
 from sim.base.units import round_half_up
 from sim.trace import Trace
 
-_FEW: Final = 6
+_LEAST_RUNS: Final = 6
 """With fewer runs even the interval from the least to the largest covers the median in under 95% of cases."""
 
 
@@ -71,16 +71,16 @@ class Repeats:
         {'mean_ns': 50, 'mean_interval_ns': [29, 71], 'p50_interval_ns': [20, 80]}
         """
         n, ranked = len(self.makespan_ns), sorted(self.makespan_ns)
-        found: dict[str, Any] = {"mean_ns": round_half_up(float(np.mean(ranked))), "mean_interval_ns": None}
-        if n < _FEW:
-            return found | {"p50_interval_ns": None}
+        values: dict[str, Any] = {"mean_ns": round_half_up(float(np.mean(ranked))), "mean_interval_ns": None}
+        if n < _LEAST_RUNS:
+            return values | {"p50_interval_ns": None}
         mean, off = mean_with_interval(ranked)
-        found["mean_interval_ns"] = [round_half_up(mean + side) for side in (-off, off)]
+        values["mean_interval_ns"] = [round_half_up(mean + side) for side in (-off, off)]
         k = np.arange(1, n // 2)
-        ways = np.concatenate(([0.0], np.cumsum(np.log((n - k + 1) / k))))  # logarithms of binomials
-        below = np.cumsum(np.exp(ways - n * np.log(2)))  # probability that at most this many are below
+        log_counts = np.concatenate(([0.0], np.cumsum(np.log((n - k + 1) / k))))  # logarithms of binomials
+        below = np.cumsum(np.exp(log_counts - n * np.log(2)))  # probability that at most this many are below
         rank = int(np.searchsorted(below, 0.025, side="right")) - 1
-        return found | {"p50_interval_ns": [ranked[rank], ranked[n - 1 - rank]]}
+        return values | {"p50_interval_ns": [ranked[rank], ranked[n - 1 - rank]]}
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, which ``sim run --repeat`` adds to its JSON."""

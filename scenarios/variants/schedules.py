@@ -85,15 +85,16 @@ def refuse_decided(result: Result) -> None:
     """
     if result.case.decisions.schedule is None:
         return
-    job, why = result.trace.job, f"the best order of {result.scenario!r} cannot be searched for: "
+    job, text = result.trace.job, f"the best order of {result.scenario!r} cannot be searched for: "
     if "serving" in result.numbers:
-        what = "its steps are what its batcher decided; `sim whatif` tries other batchers and numbers"
-        raise InputError(f"{why}{what}")
+        message = "its steps are what its batcher decided; `sim whatif` tries other batchers and numbers"
+        raise InputError(f"{text}{message}")
     if others := [kind for kind in job.graph.kinds if kind != "collective" and not is_compute(kind)]:
-        raise InputError(f"{why}{others[0]} has its place among slots; leave out what surrounds the schedule")
-    devices = [job.machine.devices[d] for d in np.unique(job.device_of).tolist()]
+        message = f"{others[0]} has its place among slots; leave out what surrounds the schedule"
+        raise InputError(f"{text}{message}")
+    devices = [job.machine.devices[device] for device in np.unique(job.device_of).tolist()]
     if several := [device.name for device in devices if not device.workers and device.lanes > 1]:
-        raise InputError(f"{why}a rank runs one slot at a time, and {several[0]} has streams for more")
+        raise InputError(f"{text}a rank runs one slot at a time, and {several[0]} has streams for more")
 
 
 class Space:
@@ -112,7 +113,7 @@ class Space:
         self.lanes = [1 if device.workers else device.lanes for device in job.machine.devices]
         group_of = range(len(job.graph)) if problem is None else problem.group_of
         self.members = group_pairs((group, op) for op, group in enumerate(group_of))  # these move together
-        self.devices = [[int(here)] for here in job.device_of] if problem is None else problem.devices_of
+        self.devices = [[int(device)] for device in job.device_of] if problem is None else problem.devices_of
         self.movable = [group for group in self.members if len(self.devices[group]) > 1]
 
     def neighbours(
@@ -125,8 +126,9 @@ class Space:
             kind = rng.random()
             if kind < 0.25 and self.movable:
                 group = rng.choice(self.movable)
-                device = rng.choice([d for d in self.devices[group] if d != schedule.device[group]])
-                if rng.random() > self._gain(group, schedule.device[group], device):
+                current = schedule.device[group]
+                device = rng.choice([other for other in self.devices[group] if other != current])
+                if rng.random() > self._gain(group, current, device):
                     continue
                 lane = rng.randrange(self.lanes[device])
                 moved = schedule
@@ -142,27 +144,27 @@ class Space:
             elif (order := self._move(schedule.order, op, rng)) is not None:
                 yield "order", replace(schedule, order=order)
 
-    def _gain(self, group: int, here: int, there: int) -> float:
-        """Return the speed-up of an op on the device `there`: a slow device deserves fewer trials."""
+    def _gain(self, group: int, device: int, target: int) -> float:
+        """Return the speed-up of an op on the device `target`: a slow device deserves fewer trials."""
         assert self.problem is not None
         costs = self.problem.cost_ns[group]
-        return costs[here] / costs[there] if costs[there] else 1.0
+        return costs[device] / costs[target] if costs[target] else 1.0
 
     def _move(self, order: Sequence[int], op: int, rng: random.Random) -> tuple[int, ...] | None:
         """Return the order with an op moved between its last producer and its first consumer, or None."""
-        place = {other: k for k, other in enumerate(order)}
-        here = place[op]
-        first = max((place[p] + 1 for p in self.before[op]), default=0)
-        last = min((place[c] - 1 for c in self.after[op]), default=len(order) - 1)
+        positions = {other: k for k, other in enumerate(order)}
+        index = positions[op]
+        first = max((positions[p] + 1 for p in self.before[op]), default=0)
+        last = min((positions[successor] - 1 for successor in self.after[op]), default=len(order) - 1)
         if last <= first:
             return None
-        there = rng.randrange(first, last + 1)
-        if there == here:
+        target = rng.randrange(first, last + 1)
+        if target == index:
             return None
         moved = [other for other in order if other != op]
-        moved.insert(there, op)
+        moved.insert(target, op)
         return tuple(moved)
 
 
-def _with(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
-    return (*values[:at], value, *values[at + 1 :])
+def _with(values: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
+    return (*values[:index], value, *values[index + 1 :])

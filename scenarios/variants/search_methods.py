@@ -24,14 +24,14 @@ from typing import Final, NamedTuple
 
 from sim.base.errors import extra
 
-At = tuple[int, ...]
+GridPoint = tuple[int, ...]
 """A point: the index of a value on each axis."""
 
 
 class Ask(NamedTuple):
     """A point whose cost a search asks for, and the fidelity of its run: `level` 0 is the cheapest."""
 
-    at: At
+    point: GridPoint
     level: int = 0
 
 
@@ -45,14 +45,14 @@ end with the budget.
 Method = Callable[[Sequence[int], int, int, int], Search]
 """``method(sizes of the axes, levels, budget, seed)``."""
 
-_KEPT: Final = 3
+_REDUCTION: Final = 3
 """One in this many points goes on to the next level of `halving`."""
 
-_WORSE: Final = 0.05
+_TOLERANCE: Final = 0.05
 """By which part a neighbour may be worse in `local` at first; the allowance shrinks."""
 
-_DRAWN: Final = 0.4
-_DRAWN_LEAST: Final = 8
+_DRAWN_SHARE: Final = 0.4
+_LEAST_DRAWN: Final = 8
 """Part of the budget, and least number of points, that `local` draws: neighbours of bad points are bad."""
 
 AHEAD: Final = 8
@@ -68,48 +68,48 @@ def _random(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search
 
 
 def _all(numbers: Sequence[int], sizes: Sequence[int], levels: int) -> Search:
-    for _ in (yield [Ask(_at(number, sizes), levels - 1) for number in numbers]):
+    for _ in (yield [Ask(_point_at(number, sizes), levels - 1) for number in numbers]):
         pass
 
 
 def _halving(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
-    rounds = [_KEPT**level for level in range(levels)]
-    first = max(1, int(budget / sum(1 / kept for kept in rounds)))
-    points = [_at(number, sizes) for number in _draw_points(sizes, first, random.Random(seed))]
+    rounds = [_REDUCTION**level for level in range(levels)]
+    first = max(1, int(budget / sum(1 / factor for factor in rounds)))
+    points = [_point_at(number, sizes) for number in _draw_points(sizes, first, random.Random(seed))]
     for level in range(levels):
-        costs = yield [Ask(at, level) for at in points]
-        found = [(cost, at) for at, cost in zip(points, costs, strict=False) if cost is not None]
-        points = [at for _, at in sorted(found)[: max(1, len(points) // _KEPT)]]
+        costs = yield [Ask(point, level) for point in points]
+        ranked = [(cost, point) for point, cost in zip(points, costs, strict=False) if cost is not None]
+        points = [point for _, point in sorted(ranked)[: max(1, len(points) // _REDUCTION)]]
 
 
 def _local(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:
     rng = random.Random(seed)
     size, patience = math.prod(sizes), 4 * sum(sizes)
-    drawn = _draw_points(sizes, min(budget, max(_DRAWN_LEAST, int(_DRAWN * budget))), rng)
-    points = [_at(number, sizes) for number in drawn]
-    costs = yield [Ask(at, levels - 1) for at in points]
-    starts = sorted((cost, at) for at, cost in zip(points, costs, strict=False) if cost is not None)
+    drawn = _draw_points(sizes, min(budget, max(_LEAST_DRAWN, int(_DRAWN_SHARE * budget))), rng)
+    points = [_point_at(number, sizes) for number in drawn]
+    costs = yield [Ask(point, levels - 1) for point in points]
+    starts = sorted((cost, point) for point, cost in zip(points, costs, strict=False) if cost is not None)
     seen = set(points)
     while len(seen) < min(budget, size):
         now: float | None
         if starts:
-            now, at = starts.pop(0)
+            now, point = starts.pop(0)
         else:
-            at = _unseen(sizes, seen, rng)
-            seen.add(at)
-            now = next((yield [Ask(at, levels - 1)]), None)
+            point = _unseen(sizes, seen, rng)
+            seen.add(point)
+            now = next((yield [Ask(point, levels - 1)]), None)
         failed = 0
         while len(seen) < budget and failed < patience:
-            near_by = (_neighbour(at, sizes, rng) for _ in range(patience - failed))
+            near_by = (_neighbour(point, sizes, rng) for _ in range(patience - failed))
             ahead = list(itertools.islice(dict.fromkeys(near for near in near_by if near not in seen), AHEAD))
             if not ahead:
                 break
             for near, cost in zip(ahead, (yield [Ask(near, levels - 1) for near in ahead]), strict=False):
                 seen.add(near)
-                left = 1 - len(seen) / budget
-                if cost is not None and (now is None or cost <= now + abs(now) * _WORSE * left):
+                share = 1 - len(seen) / budget
+                if cost is not None and (now is None or cost <= now + abs(now) * _TOLERANCE * share):
                     failed = 0 if now is None or cost < now else failed + 1
-                    at, now = near, cost
+                    point, now = near, cost
                     break
                 failed += 1
 
@@ -119,15 +119,15 @@ def _optuna(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search
         import optuna
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-    known: dict[At, float | None] = {}
+    costs: dict[GridPoint, float | None] = {}
     for _ in range(20 * budget):  # Optuna repeats points once it is sure of them
-        if len(known) >= min(budget, math.prod(sizes)):
+        if len(costs) >= min(budget, math.prod(sizes)):
             return
         trial = study.ask()
-        at = tuple(trial.suggest_int(str(axis), 0, size - 1) for axis, size in enumerate(sizes))
-        if at not in known:
-            known[at] = next((yield [Ask(at, levels - 1)]), None)
-        cost = known[at]
+        point = tuple(trial.suggest_int(str(axis), 0, size - 1) for axis, size in enumerate(sizes))
+        if point not in costs:
+            costs[point] = next((yield [Ask(point, levels - 1)]), None)
+        cost = costs[point]
         if cost is None:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
@@ -144,7 +144,7 @@ METHODS: Final[Mapping[str, Method]] = {
 """Name -> method."""
 
 
-def _at(number: int, sizes: Sequence[int]) -> At:
+def _point_at(number: int, sizes: Sequence[int]) -> GridPoint:
     """Return a point by its number, the last axis varying fastest."""
     digits = []
     for size in reversed(sizes):
@@ -153,25 +153,25 @@ def _at(number: int, sizes: Sequence[int]) -> At:
     return tuple(reversed(digits))
 
 
-def _draw_points(sizes: Sequence[int], most: int, rng: random.Random) -> list[int]:
-    """Return the numbers of up to `most` different points in random order."""
+def _draw_points(sizes: Sequence[int], count: int, rng: random.Random) -> list[int]:
+    """Return the numbers of up to `count` different points in random order."""
     size = math.prod(sizes)
-    return rng.sample(range(size), min(size, most))
+    return rng.sample(range(size), min(size, count))
 
 
-def _unseen(sizes: Sequence[int], seen: set[At], rng: random.Random) -> At:
-    """Return a point that is not in `seen`: the first one after a random number."""
+def _unseen(sizes: Sequence[int], tried: set[GridPoint], rng: random.Random) -> GridPoint:
+    """Return a point that is not in `tried`: the first one after a random number."""
     size = math.prod(sizes)
     number = rng.randrange(size)
-    while _at(number, sizes) in seen:
+    while _point_at(number, sizes) in tried:
         number = (number + 1) % size
-    return _at(number, sizes)
+    return _point_at(number, sizes)
 
 
-def _neighbour(at: At, sizes: Sequence[int], rng: random.Random) -> At:
+def _neighbour(point: GridPoint, sizes: Sequence[int], rng: random.Random) -> GridPoint:
     """Return a point with another value on one axis, half of the time an adjacent value."""
     axis = rng.choice([k for k, size in enumerate(sizes) if size > 1] or [0])
-    others = [value for value in range(sizes[axis]) if value != at[axis]] or [at[axis]]
-    near = [value for value in others if abs(value - at[axis]) == 1]
+    others = [value for value in range(sizes[axis]) if value != point[axis]] or [point[axis]]
+    near = [value for value in others if abs(value - point[axis]) == 1]
     value = rng.choice(near if near and rng.random() < 0.5 else others)
-    return (*at[:axis], value, *at[axis + 1 :])
+    return (*point[:axis], value, *point[axis + 1 :])

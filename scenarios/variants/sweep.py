@@ -46,8 +46,8 @@ from sim.export.tables import csv_text, json_rows
 class Interrupted(KeyboardInterrupt):
     """Raised when a sweep is interrupted; `rows` are those of the finished points."""
 
-    def __init__(self, rows: list[Row], told: str) -> None:
-        super().__init__(told)
+    def __init__(self, rows: list[Row], message: str) -> None:
+        super().__init__(message)
         self.rows = rows
 
 
@@ -84,17 +84,17 @@ def sweep(
         By Ctrl-C.
     """
     stamp, now = stamps(variants.document, points)
-    with nullcontext() if out is None else sweeping(out) as known:
-        if known is not None:
-            now = {key: f"{own} {program()}" for key, own in now.items()}
-        kept = KeptRows(known, now, [column_of_result(name) for name in variants.results])
+    with nullcontext() if out is None else sweeping(out) as path:
+        if path is not None:
+            now = {key: f"{stamp_of} {program()}" for key, stamp_of in now.items()}
+        kept = KeptRows(path, now, [column_of_result(name) for name in variants.results])
         is_new = out is None or force or not Path(out).exists()
         if not is_new and kept.found != now.keys():
-            told = "is there already, and is no table of these points"
-            raise InputError(f"{out}: {told}; name another file, or replace it with --force")
+            problem = "is there already, and is no table of these points"
+            raise InputError(f"{out}: {problem}; name another file, or replace it with --force")
         if kept.changed:
-            told = "the scenario, a file that it names, or this program has changed since"
-            text = f"{known}: {told}: {len(kept.changed):,} of {len(points):,} points run again"
+            problem = "the scenario, a file that it names, or this program has changed since"
+            text = f"{path}: {problem}: {len(kept.changed):,} of {len(points):,} points run again"
             warnings.warn(text, stacklevel=2)
         rows = kept.complete(points, lambda left: variants.rows(left, executor, stamp=stamp), done)
         if out is not None:
@@ -127,35 +127,35 @@ def stamps(document: Document, points: Sequence[Variant]) -> tuple[str, dict[str
             if code is not None:
                 files = sorted([*path.glob("*.py"), *(path / code[1]).rglob("*.py")])
             else:
-                files = [path / each for each in files_in(path)] if path.is_dir() else [path]
+                files = [path / file for file in files_in(path)] if path.is_dir() else [path]
             read = (read_bytes(file, unpack=False) for file in files)
-            return b"".join(hashlib.sha256(each).digest() for each in read)
+            return b"".join(hashlib.sha256(file).digest() for file in read)
         return b""
 
     base = hashlib.sha256(json.dumps([plain, version("graph-schedule-sim")]).encode())
     for text in texts_in(plain):
         base.update(content(text))
-    found = {}
+    digests = {}
     for point in points:
-        own = base.copy()
-        own.update(content(point.policy) if point.policy else b"")
+        digest = base.copy()
+        digest.update(content(point.policy) if point.policy else b"")
         for _, value in point.settings:
             with suppress(InputError):  # the run of the point reports the error
                 for text in texts_in(read_yaml_text(value, "--vary", places=False).plain()):
-                    own.update(content(text))
-        found[point.key] = own.hexdigest()
-    return hashlib.sha256(json.dumps([base.hexdigest(), found]).encode()).hexdigest(), found
+                    digest.update(content(text))
+        digests[point.key] = digest.hexdigest()
+    return hashlib.sha256(json.dumps([base.hexdigest(), digests]).encode()).hexdigest(), digests
 
 
 @cache
 def program() -> str:
     """Return a hash of this program's files, which change between two releases as well."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for package in ("sim", "devices", "policies", "scenarios"):
         for path in sorted(_ROOT.joinpath(package).rglob("*")):
             if path.is_file() and path.suffix not in (".pyc", ".so", ".pyd"):
-                found.update(path.read_bytes())
-    return found.hexdigest()
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class _Point(Protocol):
@@ -190,17 +190,17 @@ class KeptRows:
         self.path, self.now = path, now
         self.rows: dict[str, Row] = {}
         self.found, self.changed = set[str](), set[str]()
-        there = path.read_bytes() if path is not None and path.is_file() else b""
-        self._cut_off = there[-1:] not in (b"", b"\n")
-        for line in there.splitlines():
+        content = path.read_bytes() if path is not None and path.is_file() else b""
+        self._cut_off = content[-1:] not in (b"", b"\n")
+        for line in content.splitlines():
             # The line may have been cut off when the sweep was killed, or be that of another point.
             with suppress(ValueError, TypeError, KeyError):
                 entry = json.loads(line)
                 self.found.add(entry["point"])
-                whole = "makespan_ns" not in entry["row"] or all(name in entry["row"] for name in columns)
+                complete = "makespan_ns" not in entry["row"] or all(name in entry["row"] for name in columns)
                 if entry["scenario"] != now[entry["point"]]:
                     self.changed.add(entry["point"])
-                elif whole:
+                elif complete:
                     self.rows[entry["point"]] = entry["row"]
         self.changed -= self.rows.keys()
 
@@ -241,11 +241,11 @@ class KeptRows:
                 self.put(point.key, row)
                 done(len(self.rows), len(points))
         except KeyboardInterrupt:
-            told = f"{len(self.rows)} of {len(points)} points are done"
+            message = f"{len(self.rows)} of {len(points)} points are done"
             if self.path is not None and not all(map(is_invalid, self.rows.values())):
-                told += f"; {self.path} keeps them, and the same command goes on there"
+                message += f"; {self.path} keeps them, and the same command goes on there"
             rows = [self.rows[point.key] for point in points if point.key in self.rows]
-            raise Interrupted(rows, told) from None
+            raise Interrupted(rows, message) from None
         refuse_all_invalid([*self.rows.values()])
         if self.path is not None:
             write_bytes(self.path, "".join(self._line(point.key) for point in points).encode())
@@ -291,8 +291,8 @@ def _content(rows: Sequence[Row], path: str | Path) -> bytes:
             import pyarrow
             import pyarrow.parquet as parquet
         binary = io.BytesIO()
-        whole = [{column: row.get(column) for column in columns} for row in rows]
-        parquet.write_table(pyarrow.Table.from_pylist(whole), binary)
+        full_rows = [{column: row.get(column) for column in columns} for row in rows]
+        parquet.write_table(pyarrow.Table.from_pylist(full_rows), binary)
         return binary.getvalue()
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")

@@ -49,19 +49,19 @@ from sim.base.units import round_half_up
 from sim.graph.frames import has_control_flow
 from sim.trace import Trace
 
-_WORSE: Final = 0.005
+_TOLERANCE: Final = 0.005
 """By which part a schedule may be worse, at first, to be accepted as the next starting point."""
 
-_SEEDS: Final = 5
+_TRIAL_SEEDS: Final = 5
 """Number of seeds of a trial, if seeds matter."""
 
-_LOOKED_AT: Final = 50
+_MOST_PROBED: Final = 50
 """Number of points to try for a result that shows whether seeds matter."""
 
-_FIRST: Final = 2
+_FIRST_SEEDS: Final = 2
 """After this many seeds a trial is dropped if it is behind the best with each, by more than the spread."""
 
-_UNSEEN: Final = 20
+_FRESH_SEEDS: Final = 20
 """Number of further seeds with which the best and its baseline run after the search."""
 
 _ORDERS: Final = (CriticalPathFirst(), MemoryAware())
@@ -226,7 +226,7 @@ class Tuner:
     def stamp(self) -> str:
         """Return a hash of everything that rows of runs depend on: the scenario, its files, this program."""
         values = [((key, value),) for key, values in self.axes.items() for value in values]
-        points = [Variant(each) for each in values] + [Variant(policy=policy) for policy in self.policies]
+        points = [Variant(value) for value in values] + [Variant(policy=policy) for policy in self.policies]
         return f"{stamps(self.variants.document, points)[0]} {program()} {self.variants.results}"
 
     # -- seeds --------------------------------------------------------------------------------
@@ -235,21 +235,21 @@ class Tuner:
     def seeds(self) -> range:
         """The seeds of a trial: the scenario's own, and those after it if the seed changes the result."""
         sizes = (*map(len, self.axes.values()), len(self.policies))
-        for at in itertools.islice(itertools.product(*map(range, sizes)), _LOOKED_AT):
-            first = self._variant(Ask(at))
+        for point in itertools.islice(itertools.product(*map(range, sizes)), _MOST_PROBED):
+            first = self._variant(Ask(point))
             try:
-                of = self.variants.scenario(first.texts).content.seed
+                seed = self.variants.scenario(first.texts).content.seed
             except InputError:  # its row will show the error
                 continue
-            seeds = range(of, of + _SEEDS)
+            seeds = range(seed, seed + _TRIAL_SEEDS)
             if "seed" in dict(first.settings):
                 return seeds[:1]
-            one = self.variants.row(_with_seed(first, of))
+            one = self.variants.row(_with_seed(first, seed))
             if self.goal.column in one:
                 break
         else:
             return range(1)
-        if one[self.goal.column] == self.variants.row(_with_seed(first, of + 1)).get(self.goal.column):
+        if one[self.goal.column] == self.variants.row(_with_seed(first, seed + 1)).get(self.goal.column):
             return seeds[:1]
         self.tuning.seeds = len(seeds)
         return seeds
@@ -267,10 +267,10 @@ class Tuner:
             for column in columns
             if all(type(row.get(column)) in (int, float) for row in rows)
         }
-        whole = {
+        rounded = {
             column: round_half_up(mean) for column, mean in means.items() if type(rows[0][column]) is int
         }
-        return rows[0] | means | whole
+        return rows[0] | means | rounded
 
     def compare_on_fresh_seeds(self) -> None:
         """Run the best trial and its baseline on seeds that no trial has seen, if seeds matter."""
@@ -283,16 +283,16 @@ class Tuner:
             return
         against = "the scenario as it is" if tuning.start is None else before.label
         first = self.seeds[-1] + 1
-        found: list[list[float]] = []
+        samples: list[list[float]] = []
         for case in (tuning.case, before):
             job_with = Jobs(case)
-            results = (run_case(case, job=job_with(seed)) for seed in range(first, first + _UNSEEN))
-            found.append([float(value_of(self.goal.what, result)) for result in results])
-        gains = [self.goal.sign * (1 - one / other) for one, other in zip(*found, strict=True) if other]
-        if len(gains) == _UNSEEN:
+            results = (run_case(case, job=job_with(seed)) for seed in range(first, first + _FRESH_SEEDS))
+            samples.append([float(value_of(self.goal.what, result)) for result in results])
+        gains = [self.goal.sign * (1 - one / other) for one, other in zip(*samples, strict=True) if other]
+        if len(gains) == _FRESH_SEEDS:
             mean, off = mean_with_interval(gains)
-            best, base = (sum(values) / _UNSEEN for values in found)
-            tuning.fresh = Fresh(_UNSEEN, against, best, base, mean, (mean - off, mean + off))
+            best, base = (sum(values) / _FRESH_SEEDS for values in samples)
+            tuning.fresh = Fresh(_FRESH_SEEDS, against, best, base, mean, (mean - off, mean + off))
 
     # -- settings -----------------------------------------------------------------------------
 
@@ -318,8 +318,8 @@ class Tuner:
         InputError
             Levels without ``halving`` or the other way round; no settings make a valid scenario.
         """
-        whole = max(1, budget // len(self.seeds))
-        method = method or ("halving" if self.levels else "grid" if self.size <= whole else "local")
+        trials = max(1, budget // len(self.seeds))
+        method = method or ("halving" if self.levels else "grid" if self.size <= trials else "local")
         if method not in METHODS:
             raise UnknownNameError("method", method, METHODS)
         if (method == "halving") != (self.levels is not None):
@@ -327,7 +327,7 @@ class Tuner:
         if method == "grid" and self.size > budget:
             raise InputError(f"grid tries all {self.size:,} points, and --budget allows {budget:,} runs")
         sizes = [len(values) for values in self.axes.values()] + [len(self.policies)]
-        points = whole if len(self.seeds) == 1 else max(1, budget // _FIRST)  # at most: if all are dropped
+        points = trials if len(self.seeds) == 1 else max(1, budget // _FIRST_SEEDS)  # if all are dropped
         search = METHODS[method](sizes, 1 if self.levels is None else len(self.levels[1]), points, self.seed)
         with suppress(StopIteration):
             asks, before = next(search), -1
@@ -340,16 +340,16 @@ class Tuner:
         """Yield the cost of each point until the budget is used up."""
         asks = asks[: budget - self.runs]
         with closing(self._rows([self._variant(ask) for ask in asks], budget)) as rows:
-            for ask, (variant, row, each) in zip(asks, rows, strict=False):
+            for ask, (variant, row, seed_rows) in zip(asks, rows, strict=False):
                 exact = self.levels is None or ask.level == len(self.levels[1]) - 1
-                yield self._put_down(Trial("settings", variant, row, None if exact else ask.level, each))
+                yield self._record(Trial("settings", variant, row, None if exact else ask.level, seed_rows))
 
     def _variant(self, ask: Ask) -> Variant:
-        settings = [(key, values[k]) for (key, values), k in zip(self.axes.items(), ask.at, strict=False)]
+        settings = [(key, values[k]) for (key, values), k in zip(self.axes.items(), ask.point, strict=False)]
         if self.levels is not None:
             key, values = self.levels
             settings.append((key, values[ask.level]))
-        return Variant(tuple(settings), self.policies[ask.at[-1]])
+        return Variant(tuple(settings), self.policies[ask.point[-1]])
 
     # -- schedules ----------------------------------------------------------------------------
 
@@ -373,7 +373,7 @@ class Tuner:
             row, limits = self.tuning.trials[-1].row, ", ".join(map(str, self.goal.limits))
             why_not = row["error"] or f"{row['policy']} does not keep to {limits}"
             raise RunError(f"nothing to start from is an answer: {why_not}")
-        _, start, result = min(started, key=lambda each: each[0])
+        _, start, result = min(started, key=lambda entry: entry[0])
         self.tuning.start = self.variants.case(start)
         self._walk(start, result, budget)
 
@@ -393,48 +393,48 @@ class Tuner:
         refuse_decided(result)
         if has_control_flow(trace.job.graph):
             raise InputError("ops of conditions and loops have no one order that could be searched")
-        given = Given(trace.job.device_of.tolist())
-        own = SearchSchedule.of(trace)
-        now, cost = own, math.inf
+        placement = Given(trace.job.device_of.tolist())
+        schedule = SearchSchedule.of(trace)
+        now, cost = schedule, math.inf
         for linearize, streams in [
-            (ListedOrder(own.order), own),
-            *itertools.product(_ORDERS, (own, PerBranch())),
+            (ListedOrder(schedule.order), schedule),
+            *itertools.product(_ORDERS, (schedule, PerBranch())),
         ]:
             if self.runs + len(self.seeds) <= budget:
-                listed = {"placement": given, "linearize": linearize, "streams": streams}
-                there, found = self._begin("list", start._replace(schedule=own), **listed)
-                if found is not None and there is not None and there < cost:
-                    now, cost = SearchSchedule.of(found.trace), there
+                listed = {"placement": placement, "linearize": linearize, "streams": streams}
+                new_cost, new_result = self._begin("list", start._replace(schedule=schedule), **listed)
+                if new_result is not None and new_cost is not None and new_cost < cost:
+                    now, cost = SearchSchedule.of(new_result.trace), new_cost
         space = Space(trace.job, Problem.of_job(trace.job))
         rng = random.Random(self.seed)
-        seen = {now}
+        tried = {now}
         neighbours = space.neighbours(now, rng)
         for _ in range(20 * budget):
-            ahead = self._ahead(neighbours, seen, (budget - self.runs) // len(self.seeds))
+            ahead = self._ahead(neighbours, tried, (budget - self.runs) // len(self.seeds))
             if not ahead:
                 return
             with closing(self._rows([start._replace(schedule=near) for _, near in ahead], budget)) as rows:
-                for (what, near), (variant, row, each) in zip(ahead, rows, strict=False):
-                    seen.add(near)
-                    there = self._put_down(Trial(what, variant, row, None, each))
-                    left = 1 - self.runs / budget
-                    if there is not None and there <= cost + abs(cost) * _WORSE * left:
-                        now, cost = near, there
+                for (change, near), (variant, row, seed_rows) in zip(ahead, rows, strict=False):
+                    tried.add(near)
+                    new_cost = self._record(Trial(change, variant, row, None, seed_rows))
+                    share = 1 - self.runs / budget
+                    if new_cost is not None and new_cost <= cost + abs(cost) * _TOLERANCE * share:
+                        now, cost = near, new_cost
                         neighbours = space.neighbours(now, rng)
                         break
 
     @staticmethod
     def _ahead(
-        neighbours: Iterator[tuple[str, SearchSchedule]], seen: Collection[SearchSchedule], most: int
+        neighbours: Iterator[tuple[str, SearchSchedule]], tried: Collection[SearchSchedule], count: int
     ) -> list[tuple[str, SearchSchedule]]:
         """Return the next changed schedules that are new, and what was changed in each."""
-        found: dict[SearchSchedule, str] = {}
-        for what, near in itertools.islice(neighbours, 20 * AHEAD):
-            if near not in seen:
-                found.setdefault(near, what)
-            if len(found) >= AHEAD:
+        changes: dict[SearchSchedule, str] = {}
+        for change, near in itertools.islice(neighbours, 20 * AHEAD):
+            if near not in tried:
+                changes.setdefault(near, change)
+            if len(changes) >= AHEAD:
                 break
-        return [(what, near) for near, what in found.items()][: max(0, most)]
+        return [(change, near) for near, change in changes.items()][: max(0, count)]
 
     # -- both ---------------------------------------------------------------------------------
 
@@ -446,32 +446,32 @@ class Tuner:
         Ends when the budget of runs is used up; what is dropped does not depend on what runs at once.
         """
         seeds, together = self.seeds, len(variants) if len(self.seeds) == 1 else AHEAD
-        for at in range(0, len(variants), max(1, together)):
-            some, best = variants[at : at + together], self.tuning.best
-            first = [_with_seed(each, seed) for each in some for seed in seeds[:_FIRST]]
+        for start in range(0, len(variants), max(1, together)):
+            some, best = variants[start : start + together], self.tuning.best
+            first = [_with_seed(variant, seed) for variant in some for seed in seeds[:_FIRST_SEEDS]]
             with closing(self._run(first if len(seeds) > 1 else some)) as begun:
                 for variant in some:
                     if self.runs + len(seeds) > budget:
                         return
-                    rows = [*itertools.islice(begun, min(_FIRST, len(seeds)))]
+                    rows = [*itertools.islice(begun, min(_FIRST_SEEDS, len(seeds)))]
                     if len(seeds) > 1 and self._is_behind(rows, best):
-                        told = f"dropped: far behind the best with each of {_FIRST} seeds"
-                        yield variant, {**self._join_rows(rows), "error": told}, rows
+                        error = f"dropped: far behind the best with each of {_FIRST_SEEDS} seeds"
+                        yield variant, {**self._join_rows(rows), "error": error}, rows
                         continue
-                    rows += self._run([_with_seed(variant, seed) for seed in seeds[_FIRST:]])
+                    rows += self._run([_with_seed(variant, seed) for seed in seeds[_FIRST_SEEDS:]])
                     yield variant, self._join_rows(rows), rows
 
     def _run(self, variants: Sequence[Variant]) -> Generator[Row, None, None]:
         """Yield the rows of variants, and count the runs; kept rows need not run again."""
-        kept = self.kept
-        known = [None if kept is None else kept.rows.get(variant.key) for variant in variants]
-        left = [variant for variant, row in zip(variants, known, strict=True) if row is None]
-        with closing(self.variants.rows(left, self.executor, self.jobs)) as rows:
-            for row in known:
+        earlier = self.kept
+        kept_rows = [None if earlier is None else earlier.rows.get(variant.key) for variant in variants]
+        remaining = [variant for variant, row in zip(variants, kept_rows, strict=True) if row is None]
+        with closing(self.variants.rows(remaining, self.executor, self.jobs)) as rows:
+            for row in kept_rows:
                 if row is None:
                     variant, row = next(rows)
-                    if kept is not None:
-                        kept.put(variant.key, row)
+                    if earlier is not None:
+                        earlier.put(variant.key, row)
                 self.runs += 1
                 yield row
 
@@ -480,23 +480,23 @@ class Tuner:
         if best is None or not all(self.goal.allows(row) for row in rows):
             return False
         column = self.goal.column
-        known = [row[column] for row in self.tuning.trials[best].rows]
-        varies = stdev(known)
-        return all(self.goal.sign * (row[column] - of) > varies for row, of in zip(rows, known, strict=False))
+        values = [row[column] for row in self.tuning.trials[best].rows]
+        spread, pairs = stdev(values), zip(rows, values, strict=False)
+        return all(self.goal.sign * (row[column] - value) > spread for row, value in pairs)
 
-    def _begin(self, what: str, variant: Variant, **decisions: Any) -> tuple[float | None, Result | None]:
+    def _begin(self, origin: str, variant: Variant, **decisions: Any) -> tuple[float | None, Result | None]:
         """Run a variant in this process, with some decisions of its own, because its result is needed."""
-        each = [_with_seed(variant, seed) for seed in self.seeds] if len(self.seeds) > 1 else [variant]
-        runs = [attempt(self.variants.case(one).deciding(**decisions)) for one in each]
+        seeded = [_with_seed(variant, seed) for seed in self.seeds] if len(self.seeds) > 1 else [variant]
+        runs = [attempt(self.variants.case(one).deciding(**decisions)) for one in seeded]
         self.runs += len(runs)
-        if what == "start" and isinstance(runs[0].error, InputError):
+        if origin == "start" and isinstance(runs[0].error, InputError):
             raise runs[0].error
-        rows = [*map(self.variants.row_of, each, runs)]
+        rows = [*map(self.variants.row_of, seeded, runs)]
         case = self.variants.case(variant).deciding(**decisions)
-        trial = Trial(what, variant, self._join_rows(rows), None, rows)
-        return self._put_down(trial, case), runs[0].result
+        trial = Trial(origin, variant, self._join_rows(rows), None, rows)
+        return self._record(trial, case), runs[0].result
 
-    def _put_down(self, trial: Trial, case: Case | None = None) -> float | None:
+    def _record(self, trial: Trial, case: Case | None = None) -> float | None:
         """Record a trial and return its cost, or None if it is no answer."""
         cost = self.tuning.add(trial, lambda: case or self.variants.case(trial.variant))
         self.tell(self.tuning)

@@ -43,7 +43,7 @@ def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
         limits, makespan_ns = bounds(tuning.trace), tuning.trace.makespan_ns
         above = {"gap": limits.gap(makespan_ns), "no_gap": limits.no_gap}
         best = _plain(tuning, tuning.best) | {"lower_bound_ns": limits.lower_bound_ns, **above}
-    told = {
+    report = {
         "schema": TUNING_SCHEMA,
         "goal": {
             "result": tuning.goal.what,
@@ -58,16 +58,17 @@ def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
         "improvements": [_plain(tuning, k) for k in improvements(tuning)],
         "fresh": None if tuning.fresh is None else tuning.fresh._asdict(),
     }
-    return told if against is None else told | {"front": [_plain(tuning, k) for k in tuning.front(against)]}
+    front = {} if against is None else {"front": [_plain(tuning, k) for k in tuning.front(against)]}
+    return report | front
 
 
 def improvements(tuning: Tuning) -> list[int]:
     """Return the trials that were the best so far when they were run."""
-    found: list[int] = []
+    best: list[int] = []
     for k in tuning.answers:
-        if not found or tuning.cost(tuning.trials[k]) < tuning.cost(tuning.trials[found[-1]]):
-            found.append(k)
-    return found
+        if not best or tuning.cost(tuning.trials[k]) < tuning.cost(tuning.trials[best[-1]]):
+            best.append(k)
+    return best
 
 
 def _plain(tuning: Tuning, k: int) -> dict[str, Any]:
@@ -110,16 +111,16 @@ def write_winner(tuning: Tuning, path: str) -> list[str]:
     assert tuning.best is not None
     assert tuning.case is not None
     best, goal, case = tuning.trials[tuning.best], tuning.goal, tuning.case
-    own = case.label == case.base.case().label and case.scenario.document is case.base.document
+    is_own = case.label == case.base.case().label and case.scenario.document is case.base.document
     unit = RESULTS[goal.what.partition(".")[0]].unit
-    least = "most" if goal.most else "least"
+    extreme = "most" if goal.most else "least"
     return write_found(
         path,
         case,
         tuning.trace,
-        own=own and best.variant.schedule is None,
+        own=is_own and best.variant.schedule is None,
         expect={goal.what: unit.show(best.rows[0][goal.column])},
-        head=f"Found by sim tune: the {least} {goal.what} of {format_count(len(tuning.trials), 'trial')}.",
+        head=f"Found by sim tune: the {extreme} {goal.what} of {format_count(len(tuning.trials), 'trial')}.",
     )
 
 
@@ -137,46 +138,46 @@ def write_found(path: str, case: Case, trace: Trace, *, own: bool, expect: Any, 
     """
     left_out = ("compare", "expect", "extends")
     document, schedule = case.scenario.document, case.decisions.schedule
-    found: Any = {key: value for key, value in document.root.plain().items() if key not in left_out}
+    content: Any = {key: value for key, value in document.root.plain().items() if key not in left_out}
     beside: list[Path] = []
     if not own:
         if schedule is None:
             beside = [plan := Path(path).with_suffix(".plan.json")]
             write_text(plan, trace.plan().to_json())
             replay, follows = {"name": "replay", "file": plan.name}, case.decisions.policy.synchronisation
-            found["policy"] = {**replay, "synchronisation": follows, "placement": replay, "streams": replay}
+            content["policy"] = {**replay, "synchronisation": follows, "placement": replay, "streams": replay}
             if case.decisions.compile:
                 beside.append(graph := Path(path).with_suffix(".graph.json"))
                 write_graph(trace.job.graph, graph)
-                found["workload"] = {"graph": graph.name}
+                content["workload"] = {"graph": graph.name}
         elif schedule.name != "custom" and isinstance(case.decisions.linearize, AsWritten):
-            found["policy"] = schedule.model_dump(exclude_unset=True)
+            content["policy"] = schedule.model_dump(exclude_unset=True)
         else:
             beside = [plan := Path(path).with_suffix(".csv")]
             order = order_of_slots(trace, case.work.report(trace)["pipeline"]["devices"])
             write_text(plan, to_csv(order))
-            chunks = {"chunks": order.chunks} if "pipeline" in found["workload"] else {}
+            chunks = {"chunks": order.chunks} if "pipeline" in content["workload"] else {}
             replicas = {"replicas": True} if len(order.placements) > 1 else {}
-            found["policy"] = {"name": "custom", "file": plan.name, **chunks, **replicas}
-    found["expect"] = expect
+            content["policy"] = {"name": "custom", "file": plan.name, **chunks, **replicas}
+    content["expect"] = expect
 
     def new_case() -> Case:
-        return scenario_of(Document.from_text(_as_yaml(found), Path(path).parent, document.allowed)).case()
+        return scenario_of(Document.from_text(_as_yaml(content), Path(path).parent, document.allowed)).case()
 
-    for loc, _ in sorted(keys_without_effect(new_case()), key=lambda each: -len(each[0])):
-        del reduce(getitem, loc[:-1], found)[loc[-1]]  # the settings may have left it so
+    for loc, _ in sorted(keys_without_effect(new_case()), key=lambda item: -len(item[0])):
+        del reduce(getitem, loc[:-1], content)[loc[-1]]  # the settings may have left it so
     again = attempt(new_case()).result if beside else None
     if beside and (again is None or _starts(again.trace) != _starts(trace)):
         if schedule is not None:
             beside[0].unlink()
             raise InputError(f"{path}: not written: what was found is no mere order of slots")
         write_text(beside[0], trace.plan(timed=True).to_json())
-    write_text(path, f"# {head}\n{_as_yaml(found)}")
+    write_text(path, f"# {head}\n{_as_yaml(content)}")
     return [path, *map(str, beside)]
 
 
-def _as_yaml(found: Any) -> str:
-    text: str = yaml.dump(found, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110)
+def _as_yaml(content: Any) -> str:
+    text: str = yaml.dump(content, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=110)
     return text
 
 
@@ -224,11 +225,11 @@ def progress_plot(tuning: Tuning, ax: Axes) -> None:
     from sim.plot.theme import OKABE_ITO, plain
 
     goal = tuning.goal
-    at = [k + 1 for k in tuning.answers]
+    xs = [k + 1 for k in tuning.answers]
     values = [tuning.trials[k].row[goal.column] for k in tuning.answers]
     best = list(accumulate(values, max if goal.most else min))
-    ax.plot(at, values, ".", color="0.7", markersize=3, label="trials", rasterized=True)
-    ax.step(at, best, where="post", color=OKABE_ITO[4], label="best so far")
+    ax.plot(xs, values, ".", color="0.7", markersize=3, label="trials", rasterized=True)
+    ax.step(xs, best, where="post", color=OKABE_ITO[4], label="best so far")
     ax.set_xlabel("trial")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if pad := 0.08 * abs(best[0] - best[-1]):
@@ -248,8 +249,8 @@ def front_plot(tuning: Tuning, against: str, ax: Axes) -> None:
         ("trials", tuning.answers, ".", {"color": "0.7", "markersize": 4}),
         ("Pareto front", tuning.front(against), "o-", {"color": OKABE_ITO[4]}),
     ):
-        there = [rows[k] for k in ks if column in rows[k]]
-        ax.plot([r[column] for r in there], [r[goal.column] for r in there], style, label=label, **look)
+        shown = [rows[k] for k in ks if column in rows[k]]
+        ax.plot([p[column] for p in shown], [p[goal.column] for p in shown], style, label=label, **look)
     label_result(ax.xaxis, against)
     label_result(ax.yaxis, goal.what)
     ax.legend(frameon=False)

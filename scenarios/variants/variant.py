@@ -120,7 +120,7 @@ class VariantRun(NamedTuple):
         return "" if self.error is None else str(self.error).partition("\n")[0]
 
 
-def attempt(case: Case, *, advise: bool = False, **how: Any) -> VariantRun:
+def attempt(case: Case, *, advise: bool = False, **options: Any) -> VariantRun:
     """Run a case; return an error of the case or of its run as the outcome.
 
     Parameters
@@ -133,7 +133,7 @@ def attempt(case: Case, *, advise: bool = False, **how: Any) -> VariantRun:
     """
     result = None
     try:
-        result = run_case(case, fits=advise, **how)
+        result = run_case(case, fits=advise, **options)
         if not advise:
             case.work.fits(result.trace, False)
         if failed := failure_text(result.trace):
@@ -145,9 +145,9 @@ def attempt(case: Case, *, advise: bool = False, **how: Any) -> VariantRun:
 
 # ----------------------------------------------------------------------------------------------------------
 
-_RESULTS: Final = ("policy", "makespan_ns", "lower_bound_ns", "gap", "no_gap", "error")
+_RESULT_COLUMNS: Final = ("policy", "makespan_ns", "lower_bound_ns", "gap", "no_gap", "error")
 
-_OF_TRAINING: Final = "step_ns low_ns high_ns tokens_per_s mfu peak_bytes capacity_bytes bubble exposed_ns"
+_STEP_KEYS: Final = "step_ns low_ns high_ns tokens_per_s mfu peak_bytes capacity_bytes bubble exposed_ns"
 
 _INVALID: Final = "invalid: "
 """Prefix of errors in the settings of a variant."""
@@ -161,7 +161,7 @@ def column_of(key: str) -> str:
     >>> column_of("workload.batch"), column_of("policy")
     ('workload.batch', 'varied policy')
     """
-    return f"varied {key}" if key in _RESULTS else key
+    return f"varied {key}" if key in _RESULT_COLUMNS else key
 
 
 class Variants:
@@ -228,10 +228,10 @@ class Variants:
         """
         assert not variant.what_if, "scenarios.variants.what_ifs.WhatIfs runs it"
         assert variant.machine is None, "scenarios.variants.what_ifs.WhatIfs runs it"
-        schedule, of = variant.schedule, variant._replace(schedule=None)
+        schedule, base = variant.schedule, variant._replace(schedule=None)
         last = self._last
-        if last is None or last[0] != of:
-            self._last = last = of, self.scenario(of.texts).case(of.policy)
+        if last is None or last[0] != base:
+            self._last = last = base, self.scenario(base.texts).case(base.policy)
         case = last[1]
         if schedule is None:
             return case
@@ -256,22 +256,22 @@ class Variants:
             return self.row_of(variant, VariantRun(variant.policy or "", None, error))
         return self.row_of(variant, attempt(case, change=variant.job))
 
-    def row_of(self, variant: Variant, found: VariantRun) -> Row:
+    def row_of(self, variant: Variant, run: VariantRun) -> Row:
         """Return the row of a variant's outcome; it has numbers even if memory is too small at the end."""
         row: Row = {column_of(key): value for key, value in variant.settings}
-        row |= {"policy": found.label, "outcome": found.what}
-        if (result := found.result) is not None:
+        row |= {"policy": run.label, "outcome": run.what}
+        if (result := run.result) is not None:
             row |= _numbers(result) if self.whole else {}
-            lacking = suppress(InputError) if found.error else nullcontext()
+            lacking = suppress(InputError) if run.error else nullcontext()
             for name in self.results:
                 row[column_of_result(name)] = None
                 with lacking:  # a run that failed may not have come so far
                     row[column_of_result(name)] = value_of(name, result)
             if self.whole:
                 row["unused_devices"] = ", ".join(result.numbers["unused_devices"])
-        error = found.line or None
-        if isinstance(found.error, InputError):
-            cause = found.error.__cause__
+        error = run.line or None
+        if isinstance(run.error, InputError):
+            cause = run.error.__cause__
             error = f"left out: {cause.reason}" if isinstance(cause, MisfitError) else f"{_INVALID}{error}"
         return row | {"error": error}
 
@@ -314,34 +314,34 @@ class Variants:
         InputError
             None of them fits.
         """
-        found: list[Variant] = []
+        fitting: list[Variant] = []
         reasons: Counter[str] = Counter()
         for i, variant in enumerate(variants):
             try:
                 case = self.case(variant)
                 reason = case.misfit()
             except InputError:  # its row will show the error
-                found.append(variant)
+                fitting.append(variant)
                 continue
             if not i and type(case.scenario.content.workload).misfit is Workload.misfit:
                 return list(variants), {}
             if reason is None:
-                found.append(variant)
+                fitting.append(variant)
             else:
                 reasons[reason] += 1
-        if variants and not found:
-            told = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
-            raise InputError(f"none of the {len(variants):,} points fits: {told}")
-        return found, reasons
+        if variants and not fitting:
+            counts = "; ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+            raise InputError(f"none of the {len(variants):,} points fits: {counts}")
+        return fitting, reasons
 
 
 def run_variant(stamp: str, made_of: tuple[Any, ...], variant: Variant) -> Row:
     """Run a variant in another process or thread; return its row."""
-    return _there(stamp, made_of).row(variant)
+    return _cached_variants(stamp, made_of).row(variant)
 
 
 @lru_cache(maxsize=1)
-def _there(stamp: str, made_of: tuple[Any, ...]) -> Variants:
+def _cached_variants(stamp: str, made_of: tuple[Any, ...]) -> Variants:
     """Return the variants that a worker process caches; `stamp` identifies the contents of their files."""
     return Variants(*made_of)
 
@@ -382,7 +382,7 @@ def _numbers(result: Result) -> Row:
         row["pipeline.bubble"] = pipeline["bubble"]
     row |= {rate: summary[rate] for rate in RATES if rate in summary}
     if (step := summary.get("train")) is not None:
-        row |= {f"train.{number}": step.get(number) for number in _OF_TRAINING.split()}
+        row |= {f"train.{number}": step.get(number) for number in _STEP_KEYS.split()}
     if (served := summary.get("serving")) is not None:
         plain = {key: value for key, value in served.items() if not isinstance(value, dict | list)}
         row |= {f"serving.{key}": value for key, value in plain.items()}
@@ -457,10 +457,10 @@ def _refuse_twice(values: Sequence[str | None], where: str) -> None:
 
 def _range(value: str, where: str) -> Sequence[str]:
     """Return the whole numbers of ``1..8`` or ``1..64 x2``; any other value stays as it is."""
-    if (found := re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})(?: ?x(\d{1,18}))?", value)) is None:
+    if (match := re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})(?: ?x(\d{1,18}))?", value)) is None:
         return (value,)
-    first, last, factor = (int(part or 0) for part in found.groups())
-    if last < first or (found[3] and (factor < 2 or not first)):
+    first, last, factor = (int(part or 0) for part in match.groups())
+    if last < first or (match[3] and (factor < 2 or not first)):
         raise InputError(f"{where}give FIRST..LAST, or FIRST..LAST x2 from 1 on, with FIRST the least")
     if not factor:
         at_most(MOST_RUNS, last - first + 1, "values")

@@ -66,27 +66,27 @@ def straggler(graph: Graph) -> tuple[int, dict[str, float]] | None:
     latest = max(sorted(blame), key=lambda rank: blame[rank])
     kernels = roles.tasks(graph) & ~roles.collectives(graph)
     factors = {}
-    for kind, which in (("cpu", roles.host_ops(graph)), ("gpu", kernels)):
-        work_ns = np.bincount(graph.pin_code[which], graph.duration_ns[which], len(graph.pins))
+    for kind, ops in (("cpu", roles.host_ops(graph)), ("gpu", kernels)):
+        work_ns = np.bincount(graph.pin_code[ops], graph.duration_ns[ops], len(graph.pins))
         others = [ns for pin, ns in zip(graph.pins, work_ns.tolist(), strict=True) if pin.startswith(kind)]
-        if (mine := f"{kind}{latest}") in graph.pins:
-            own_ns = float(work_ns[graph.pins.index(mine)])
+        if (name := f"{kind}{latest}") in graph.pins:
+            own_ns = float(work_ns[graph.pins.index(name)])
             others.remove(own_ns)
             if others and own_ns > median(others):
-                factors[mine] = median(others) / own_ns
+                factors[name] = median(others) / own_ns
     return latest, factors
 
 
 def _arrivals(graph: Graph) -> dict[str, dict[int, list[int]]]:
     """Return the recorded start times of collectives, by communicator and rank."""
-    found: dict[str, dict[int, list[int]]] = {}
+    starts: dict[str, dict[int, list[int]]] = {}
     for op in graph.in_communicators:
-        own, pin = graph.attributes[op], graph.pins[int(graph.pin_code[op])]
+        attributes, pin = graph.attributes[op], graph.pins[int(graph.pin_code[op])]
         rank = pin.removeprefix("gpu")
-        if "recorded_start_ns" in own and rank.isdigit():
-            by_rank = found.setdefault(str(own["communicator"]), {})
-            by_rank.setdefault(int(rank), []).append(int(own["recorded_start_ns"]))
-    return found
+        if "recorded_start_ns" in attributes and rank.isdigit():
+            by_rank = starts.setdefault(str(attributes["communicator"]), {})
+            by_rank.setdefault(int(rank), []).append(int(attributes["recorded_start_ns"]))
+    return starts
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ MOST_KINDS: Final = 5
 MOST_NAMES: Final = 3
 """Number of operators, and of classes of modules, that are tried one by one."""
 _NEARLY_ALL: Final = 0.9
-_OF_KIND: Final = {"kernel": "kernels of no known kind"}
+_KIND_LABELS: Final = {"kernel": "kernels of no known kind"}
 """Labels of kinds whose names are not clear."""
 
 
@@ -120,7 +120,7 @@ def standard_trials(graph: Graph) -> list[Variant]:
     launches = roles.launches(graph).any()
     collectives = roles.collectives(graph).any() or inside_ns(graph).any()
     no_calls = "" if launches else "the recording has no launch calls of the host"
-    alone = "" if collectives else "nothing communicates"
+    no_messages = "" if collectives else "nothing communicates"
     copies = "" if roles.transfers(graph).any() else "nothing is copied between host and device"
     gapless = "" if graph.device_facts else "the recording does not tell the gap between kernels"
     in_a_row = "" if "elementwise" in graph.kinds else "no kernel has the kind elementwise"
@@ -133,7 +133,7 @@ def standard_trials(graph: Graph) -> list[Variant]:
         what_if("host twice as fast", {"host": "x0.5"}, host),
         *(
             what_if(
-                f"{_OF_KIND.get(kind, kind)} twice as fast{_own_communication(graph, kind)}",
+                f"{_KIND_LABELS.get(kind, kind)} twice as fast{_own_communication(graph, kind)}",
                 {"scale": {kind: "x0.5"}},
             )
             for kind in _longest_kinds(graph)
@@ -146,8 +146,8 @@ def standard_trials(graph: Graph) -> list[Variant]:
         what_if("all kernels twice as fast", {"scale": {"kernels": "x0.5"}}),
         what_if("elementwise kernels in a row fused", {"fuse": ["elementwise"]}, in_a_row),
         what_if("copies between host and device gone", {"remove": ["transfers"]}, copies),
-        what_if("communication twice as fast", {"bandwidth": {"collectives": "x2"}}, alone),
-        what_if("communication takes no time", {"scale": {"collectives": "x0"}}, alone),
+        what_if("communication twice as fast", {"bandwidth": {"collectives": "x2"}}, no_messages),
+        what_if("communication takes no time", {"scale": {"collectives": "x0"}}, no_messages),
         what_if("no gaps between kernels", {"gap": "x0"}, gapless),
         what_if("unexplained idle time gone", {"scale": {"delay": "x0"}}, idle),
         *_without_straggler(graph),
@@ -162,16 +162,16 @@ def chosen(trials: list[Variant], only: list[str]) -> list[Variant]:
     UnknownNameError
         No trial has one of the words.
     """
-    found: dict[int, Variant] = {}
+    matches: dict[int, Variant] = {}
     for word in only:
-        keyed = {n: each for n, each in enumerate(trials) if word in (each.what_if or ())}
-        fits = keyed or {n: each for n, each in enumerate(trials) if word in each.label}
+        keyed = {n: trial for n, trial in enumerate(trials) if word in (trial.what_if or ())}
+        fits = keyed or {n: trial for n, trial in enumerate(trials) if word in trial.label}
         if not fits:
             raise UnknownNameError(
-                "what-if", word, {str(key) for each in trials for key in each.what_if or ()}
+                "what-if", word, {str(key) for trial in trials for key in trial.what_if or ()}
             )
-        found |= fits
-    return [found[n] for n in sorted(found)]
+        matches |= fits
+    return [matches[n] for n in sorted(matches)]
 
 
 def _longest_kinds(graph: Graph) -> list[str]:
@@ -185,11 +185,11 @@ def _longest_kinds(graph: Graph) -> list[str]:
 def _longest_names(graph: Graph, key: str) -> list[str]:
     """Return the operators or module classes with the longest total time, except those of nearly all work."""
     work_ns = np.where(roles.collectives(graph) | roles.transfers(graph), 0, graph.duration_ns).clip(0)
-    total, whole = Counter[str](), int(work_ns.sum())
+    total, total_ns = Counter[str](), int(work_ns.sum())
     for op, path in graph.attribute(key).items():
         for name in names_around(str(path)):
             total[name] += int(work_ns[op])
-    some = [name for name, ns in total.items() if 0 < ns < _NEARLY_ALL * whole]
+    some = [name for name, ns in total.items() if 0 < ns < _NEARLY_ALL * total_ns]
     return sorted(some, key=lambda name: (-total[name], name))[:MOST_NAMES]
 
 
@@ -200,9 +200,9 @@ def _own_communication(graph: Graph, kind: str) -> str:
 
 def _without_straggler(graph: Graph) -> Iterator[Variant]:
     """Yield the what-if in which the straggler is as fast as the median of the other ranks."""
-    found = straggler(graph)
-    if found is not None:
-        rank, factors = found
+    late = straggler(graph)
+    if late is not None:
+        rank, factors = late
         label = f"rank {rank}, which is late most, as fast as the others"
         scale = {device: f"x{factor:.4f}" for device, factor in factors.items()}
         why_not = "" if factors else "it has no more to do than they; it began later"
@@ -211,7 +211,7 @@ def _without_straggler(graph: Graph) -> Iterator[Variant]:
 
 # ----------------------------------------------------------------------------------------------------------
 
-_MATTERS = 0.005
+_LEAST_DIFFERENCE = 0.005
 """Part of the makespan by which two models of a recording must differ to be reported apart."""
 
 
@@ -230,8 +230,8 @@ class WhatIfs(Variants):
     def settings(self) -> list[Variant]:
         """Settings that may help a workload whose graph follows from settings, after the scenario itself."""
         case = self._as_it_is
-        found = case.scenario.content.workload.what_ifs(case.scenario.policy)
-        trials = [Variant(tuple(changes.items()), label=label) for label, changes in found.items()]
+        settings = case.scenario.content.workload.what_ifs(case.scenario.policy)
+        trials = [Variant(tuple(changes.items()), label=label) for label, changes in settings.items()]
         return [Variant(label="as it is"), *trials] if trials else []
 
     @cached_property
@@ -253,9 +253,9 @@ class WhatIfs(Variants):
         if len(job.graph) != len(graph):  # compiled: the original ops have no durations
             return graph
         pins = tuple(dict.fromkeys((*graph.pins, *(device.name for device in job.machine.devices))))
-        there = np.array([pins.index(device.name) for device in job.machine.devices])[job.device_of]
+        pins_of = np.array([pins.index(device.name) for device in job.machine.devices])[job.device_of]
         duration_ns = np.asarray(job.duration_ns)
-        return replace(graph, pins=pins, pin_code=there, duration_ns=duration_ns, duration_by_kind={})
+        return replace(graph, pins=pins, pin_code=pins_of, duration_ns=duration_ns, duration_by_kind={})
 
     @cached_property
     def trace(self) -> Trace:
@@ -270,8 +270,8 @@ class WhatIfs(Variants):
     @property
     def recorded_ns(self) -> int | None:
         """Time from the start of a recording to the last recorded end; None if this is no recording."""
-        found = as_recorded(self.graph)
-        return int(found.end_ns.max()) if len(found.op) else None
+        recorded = as_recorded(self.graph)
+        return int(recorded.end_ns.max()) if len(recorded.op) else None
 
     def case(self, variant: Variant) -> Case:
         """Return the run of a what-if; a recording runs on the machine that its graph shows."""
@@ -295,8 +295,8 @@ class WhatIfs(Variants):
         if not len(self.graph.attribute("inferred_wait")):
             return None, 0
         program, other = RecordedProgram(self.graph), copy(self)
-        for made in ("trace", "timed_graph"):
-            vars(other).pop(made, None)
+        for name in ("trace", "timed_graph"):
+            vars(other).pop(name, None)
         inferred = program.forget_inferred()
         other.graph = program.graph()
         return other, inferred
@@ -341,14 +341,14 @@ def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], given: Sequence[Varian
         except InputError as error:
             yield _row(trial, base_ns, None, error.message)
             continue
-        if (found := attempt(case, change=trial.job)).result is None:
-            yield _row(trial, base_ns, None, found.line)
+        if (run := attempt(case, change=trial.job)).result is None:
+            yield _row(trial, base_ns, None, run.line)
             continue
-        row = _row(trial, base_ns, found.result.trace.makespan_ns, *notes)
+        row = _row(trial, base_ns, run.result.trace.makespan_ns, *notes)
         if unheld is not None and trial.what_if:
             other, _ = _with_notes(unheld, trial)
             other_ns = unheld.trace.makespan_ns - run_case(other, fits=False).trace.makespan_ns
-            if abs(other_ns - row["saved_ns"]) > _MATTERS * base_ns:
+            if abs(other_ns - row["saved_ns"]) > _LEAST_DIFFERENCE * base_ns:
                 row["other_saved_ns"] = other_ns
                 row["notes"].append(
                     f"rests on {inferred} wait(s) of the host that were inferred and held nothing when "
@@ -389,11 +389,11 @@ def read_what_if(value: WhatIfText) -> list[WhatIf]:
     InputError
         An unknown key, or a wrong value.
     """
-    found = []
-    for n, each in enumerate(value if isinstance(value, list) else [value]):
+    what_ifs = []
+    for n, item in enumerate(value if isinstance(value, list) else [value]):
         try:
-            found.append(WhatIf.model_validate(each))
+            what_ifs.append(WhatIf.model_validate(item))
         except ValidationError as error:
             with error_path("what_if", *([n] if isinstance(value, list) else [])):
-                raise input_error(error, WhatIf, each) from None
-    return found
+                raise input_error(error, WhatIf, item) from None
+    return what_ifs

@@ -36,8 +36,8 @@ def ask_all(method: str, sizes: list[int], budget: int, levels: int = 1, seed: i
     def costs(asks: list[Ask]) -> Iterator[float | None]:
         for ask in asks[: budget - len(asked)]:
             asked.append(ask)
-            cost = sum(abs(value - (2 - k % 2)) for k, value in enumerate(ask.at))
-            yield None if sum(ask.at) % 5 == 4 else float(cost)
+            cost = sum(abs(value - (2 - k % 2)) for k, value in enumerate(ask.point))
+            yield None if sum(ask.point) % 5 == 4 else float(cost)
 
     try:
         asks = next(search)
@@ -52,15 +52,15 @@ def ask_all(method: str, sizes: list[int], budget: int, levels: int = 1, seed: i
 def test_no_point_twice_and_no_more_than_the_budget(method: str, sizes: list[int], budget: int) -> None:
     asked = ask_all(method, sizes, budget)
     space = set(product(*map(range, sizes)))
-    assert len(asked) == len({ask.at for ask in asked}) == min(budget, len(space))
-    assert {ask.at for ask in asked} <= space
+    assert len(asked) == len({ask.point for ask in asked}) == min(budget, len(space))
+    assert {ask.point for ask in asked} <= space
     assert asked == ask_all(method, sizes, budget)
     assert (ask_all(method, sizes, budget, seed=1) != asked) == (method != "grid" and len(space) > 1)
 
 
 def test_halving_keeps_the_better_third_of_each_level() -> None:
     asked = ask_all("halving", [10, 10], 100, levels=3)
-    at = [[ask.at for ask in asked if ask.level == level] for level in range(3)]
+    at = [[ask.point for ask in asked if ask.level == level] for level in range(3)]
     assert [len(points) for points in at] == [69, 23, 7]
     assert set(at[2]) < set(at[1]) < set(at[0])
     dropped = [sum(abs(v - w) for v, w in zip(p, (2, 1), strict=True)) for p in set(at[0]) - set(at[1])]
@@ -82,7 +82,7 @@ def test_local_is_not_behind_random_with_however_small_a_budget(budget: int) -> 
 
         def costs(asks: list[Ask]) -> Iterator[float | None]:
             for ask in asks[: budget - len(found)]:
-                found.append(cost(ask.at))
+                found.append(cost(ask.point))
                 yield found[-1]
 
         with suppress(StopIteration):
@@ -110,7 +110,7 @@ def test_optuna_searches_or_is_named() -> None:
             ask_all("optuna", [6, 6], 20)
         return
     asked = ask_all("optuna", [6, 6], 20)
-    assert len({ask.at for ask in asked}) == len(asked) <= 20
+    assert len({ask.point for ask in asked}) == len(asked) <= 20
 
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "scenarios" / "examples"
