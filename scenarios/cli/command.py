@@ -33,7 +33,7 @@ from sim.base import plugins
 from sim.base.errors import InputError, ScenarioError, SimError, UnknownNameError
 
 # Docstrings are wrapped to the width of the terminal, not to that of the source.
-_LOOK: Final[Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
+_STYLE: Final[Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
 
 _VERBS: Final = {
     "new": ("names:new", "Write a first scenario, from a few questions or a template."),
@@ -63,42 +63,42 @@ _VERBS: Final = {
 """Verb -> its function in `scenarios.cli.verbs` and its line in help, which lists them in this order."""
 
 
-_AT_ONCE: Final = ("policies", "devices", "runtimes", "schema", "list", "new")
+_INSTANT: Final = ("policies", "devices", "runtimes", "schema", "list", "new")
 """Verbs that take no time, and so need no `--limit`."""
 
 _SIMULATING: Final = ("run", "compare", "explain", "check", "whatif")
 """Verbs that simulate in this process, and may need more memory than is free."""
 
-_FILES: Final = ("scenario", "file", "trace", "paths")
+_FILE_PARAMETERS: Final = ("scenario", "file", "trace", "paths")
 """Parameters that name the file that a verb reads."""
 
-_WRITTEN: Final = ("FILE", "BEFORE AFTER")
+_OUTPUT_METAVARS: Final = ("FILE", "BEFORE AFTER")
 """Placeholders in help for files that an option writes."""
 
-_OF_CLICK: Final[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_USAGE: Final[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """Base class of errors that typer reports itself: wrong usage."""
 
 
 def _texts(value: Any) -> list[str]:
     """Return the strings among the values of a parameter."""
-    return [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, str)]
+    return [text for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str)]
 
 
 class _Verb(TyperCommand):
-    """A verb of ours: refuses options that are given twice in vain, and records the file that it reads."""
+    """A verb of ours: refuses options that are given twice, and records the file that it reads."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; typer alone would silently use the last value of a repeated option."""
-        given: Any = self.make_parser(ctx).parse_args(list(args))[2]
-        for param in given:
+        repeated: Any = self.make_parser(ctx).parse_args(list(args))[2]
+        for param in repeated:
             once = param.param_type_name == "option" and not (param.multiple or param.is_flag)
-            if once and given.count(param) > 1:
+            if once and repeated.count(param) > 1:
                 raise typer.BadParameter(f"{param.opts[0]} is given twice", ctx=ctx)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb, after recording the file that it reads, for messages about errors."""
-        ctx.meta["file"] = next((ctx.params[name] for name in _FILES if name in ctx.params), None)
+        ctx.meta["file"] = next((ctx.params[name] for name in _FILE_PARAMETERS if name in ctx.params), None)
         self._refuse_to_write_over_what_is_read(ctx)
         return super().invoke(ctx)
 
@@ -109,14 +109,14 @@ class _Verb(TyperCommand):
             names = _texts(ctx.params.get(param.name))
             if param.param_type_name == "argument":
                 read += names
-            elif param.metavar in _WRITTEN:
+            elif param.metavar in _OUTPUT_METAVARS:
                 written |= {os.path.realpath(name): f"{param.opts[0]} {name}" for name in names}
         if not any(map(os.path.isfile, written)):
             return
         for name in read:
-            for path, whose in ((name, "which is read"), *_named_in(name)):
+            for path, description in ((name, "which is read"), *_named_in(name)):
                 if (option := written.get(os.path.realpath(path))) is not None:
-                    raise InputError(f"{option}: would write over {path}, {whose}")
+                    raise InputError(f"{option}: would write over {path}, {description}")
 
 
 def _named_in(name: str) -> Iterator[tuple[str, str]]:
@@ -139,7 +139,7 @@ class _Sim(TyperGroup):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._of: dict[str, str] = {}
+        self._providers: dict[str, str] = {}
         """Verb -> the plugin that provides it."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -159,25 +159,25 @@ class _Sim(TyperGroup):
             self.get_command(ctx, name)
         with warnings.catch_warnings():
             show_warnings()
-            own = plugins.built_in("sim.commands")
-            for name in sorted(plugins.names("sim.commands"), key=lambda name: (name not in own, name)):
+            built_in = plugins.built_in("sim.commands")
+            for name in sorted(plugins.names("sim.commands"), key=lambda name: (name not in built_in, name)):
                 with suppress(UnknownNameError):  # it cannot be loaded: a warning says why
                     self._add(plugins.lookup("sim.commands", name), name)
         return sorted(self.commands, key=[*_VERBS, *self.commands].index)
 
     def _add(self, add_to: Callable[[typer.Typer], object], plugin: str = "sim") -> None:
         """Add the verbs that a module or another package registers, except those whose names are taken."""
-        part = typer.Typer(**_LOOK)
+        part = typer.Typer(**_STYLE)
         add_to(part)
         for info in part.registered_commands:
             if info.cls in (None, TyperCommand):
                 info.cls = _Verb
             if info.callback is not None:
                 ours, name = plugin in ("sim", *plugins.built_in("sim.commands")), info.name
-                at_once, simulates = name in _AT_ONCE, ours and name in _SIMULATING
+                at_once, simulates = name in _INSTANT, ours and name in _SIMULATING
                 info.callback = as_command(info.callback, ours=ours, at_once=at_once, simulates=simulates)
         for name, verb in get_group(part).commands.items():
-            first = self._of.setdefault(name, plugin)
+            first = self._providers.setdefault(name, plugin)
             if first == plugin:
                 self.commands[name] = verb
             else:
@@ -202,7 +202,7 @@ class _Sim(TyperGroup):
             show_warnings()
             try:
                 return super().invoke(ctx)
-            except (typer.Exit, typer.Abort, _OF_CLICK):
+            except (typer.Exit, typer.Abort, _USAGE):
                 raise
             except BaseException as error:  # sys.exit() in a user's code, too
                 if os.environ.get("SIM_TRACEBACK"):
@@ -220,31 +220,31 @@ def _describe(error: BaseException, meta: Mapping[str, Any]) -> tuple[str, int]:
         return f"interrupted; {error}" if str(error) else "interrupted", 130
     place = place_of_other_code(error)
     if isinstance(error, SimError):
-        at = f"{place}: " if place is not None and not isinstance(error, ScenarioError) else ""
-        return f"{at}{error}", error.exit_status
+        prefix = f"{place}: " if place is not None and not isinstance(error, ScenarioError) else ""
+        return f"{prefix}{error}", error.exit_status
     if isinstance(error, OSError) and place is None:
         return (str(error) if error.filename is None else f"{error.filename}: {error.strerror}"), 2
-    given = meta.get("file")
-    file = ", ".join(given) if isinstance(given, list) else given
+    paths = meta.get("file")
+    file = ", ".join(paths) if isinstance(paths, list) else paths
     where = f"{file}: " if file else ""
     if isinstance(error, MemoryError):
         return f"{where}needs more memory than there is", 1
-    what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    summary = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     if place is not None:
-        return f"{place}: {what}; SIM_TRACEBACK=1 shows how it came there", 2
-    return f"{where}a mistake of sim itself, please report it ({what}); SIM_TRACEBACK=1 shows where", 3
+        return f"{place}: {summary}; SIM_TRACEBACK=1 shows how it came there", 2
+    return f"{where}a mistake of sim itself, please report it ({summary}); SIM_TRACEBACK=1 shows where", 3
 
 
 app = typer.Typer(
     cls=_Sim,
     no_args_is_help=True,
     help="How would this computation graph run on this machine under this scheduling policy, and why?",
-    **_LOOK,
+    **_STYLE,
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         from sim.base.compiled import state

@@ -119,7 +119,7 @@ def as_command(
     """
     signature = inspect.signature(verb, eval_str=True)
     parameters = dict(signature.parameters)
-    described = {**_OF_MANY, **(read_docstring(verb).parameters if ours else {})}
+    described = {**_SHARED, **(read_docstring(verb).parameters if ours else {})}
     files: Any = parameters.pop("files").default if "files" in parameters else ()
     names = {name.replace("-", "_"): name for name in files}
     more: dict[str, Any] = dict.fromkeys(names, list[str] | None)
@@ -135,60 +135,60 @@ def as_command(
     more = {name: kind for name, kind in more.items() if name not in parameters}
 
     @wraps(verb)
-    def run(**given: Any) -> Any:
+    def run(**values: Any) -> Any:
         with ExitStack() as stack:
-            if ours and given.get("json"):
+            if ours and values.get("json"):
                 stack.enter_context(json_alone())
             if "limit" in more:
-                stack.enter_context(time_limit(given.pop("limit")))
-            if "theme" in more and (theme := given.pop("theme")) is not None:
+                stack.enter_context(time_limit(values.pop("limit")))
+            if "theme" in more and (theme := values.pop("theme")) is not None:
                 from sim.plot.theme import theme as drawn_in
 
-                _check_theme(theme, draws, given)
+                _check_theme(theme, draws, values)
                 stack.enter_context(drawn_in(theme))
             if "force" in more:
                 from sim.base import room
 
-                stack.enter_context(room.any_size(given.pop("force")))
+                stack.enter_context(room.any_size(values.pop("force")))
             if "allow_outside" in more:
-                given["allowed"] = Allowed(given.pop("allow_code"), given.pop("allow_outside"))
+                values["allowed"] = Allowed(values.pop("allow_code"), values.pop("allow_outside"))
             if names:
-                given["files"] = {name: given.pop(key) for key, name in names.items()}
-            return verb(**given)
+                values["files"] = {name: values.pop(key) for key, name in names.items()}
+            return verb(**values)
 
     for name, kind in more.items():
         default = False if kind is bool else None
         parameters[name] = inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
         )
-    for name, each in parameters.items():
+    for name, parameter in parameters.items():
         if name in described and (ours or name in more):
-            option: Any = _declare(described[name], each.default, verb.__name__.strip("_"))
+            option: Any = _declare(described[name], parameter.default, verb.__name__.strip("_"))
             if name not in more and option.metavar == "FILE":
                 option.callback = _checks_name(name, option.help)
-            parameters[name] = each.replace(default=option)
+            parameters[name] = parameter.replace(default=option)
     if ours:
         run.__doc__ = (inspect.getdoc(verb) or "").partition("\n\nParameters\n---")[0]
     run.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
-    run.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+    run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     return run
 
 
-_OF_MANY: Final = read_docstring(sys.modules[__name__]).parameters
+_SHARED: Final = read_docstring(sys.modules[__name__]).parameters
 _FORM: Final = re.compile(r"(--[\w-]+)? ?(.*?)(?: ?>= (\d+))?(?: ?<= (\d+))?")
 
 
-def _declare(told: ParameterDoc, default: Any, verb: str) -> Any:
+def _declare(doc: ParameterDoc, default: Any, verb: str) -> Any:
     """Return the argument or option for typer that a docstring describes."""
-    form = _FORM.fullmatch(told.type)
+    form = _FORM.fullmatch(doc.type)
     assert form is not None
     name, placeholder, least, most = form.groups()
-    how: dict[str, Any] = {"min": least and int(least), "max": most and int(most), "help": told.meaning}
-    how["default"] = ... if default is inspect.Parameter.empty else default
-    how["autocompletion"] = _COMPLETED.get(name or f"{verb} {placeholder}")
+    settings: dict[str, Any] = {"min": least and int(least), "max": most and int(most), "help": doc.meaning}
+    settings["default"] = ... if default is inspect.Parameter.empty else default
+    settings["autocompletion"] = _COMPLETED.get(name or f"{verb} {placeholder}")
     if name is None:
-        return typer.Argument(metavar=placeholder, **how)
-    return typer.Option(how.pop("default"), name, metavar=placeholder or None, **how)
+        return typer.Argument(metavar=placeholder, **settings)
+    return typer.Option(settings.pop("default"), name, metavar=placeholder or None, **settings)
 
 
 def _checks_name(option: str, help: str) -> Callable[[Any], Any] | None:
@@ -197,20 +197,20 @@ def _checks_name(option: str, help: str) -> Callable[[Any], Any] | None:
     if endings is None:
         return None
 
-    def check(given: Any) -> Any:
+    def check(value: Any) -> Any:
         from scenarios.report.outputs import check_path
 
-        for path in given if isinstance(given, list) else [given]:
+        for path in value if isinstance(value, list) else [value]:
             check_path(option, path, tuple(endings[1].split(", ")))
-        return given
+        return value
 
     return check
 
 
-def _check_theme(name: str, draws: Collection[str], given: Mapping[str, Any]) -> None:
+def _check_theme(name: str, draws: Collection[str], values: Mapping[str, Any]) -> None:
     if name not in THEMES:
         raise UnknownNameError("theme", name, THEMES, path=["--theme"])
-    if not any(given[name] for name in draws) and not given.get("open_page") and draws != ["report"]:
+    if not any(values[name] for name in draws) and not values.get("open_page") and draws != ["report"]:
         options = ", ".join(f"--{name}" for name in draws)
         raise InputError(f"--theme {name}: is how a picture looks; name the file of one ({options})")
 
@@ -226,10 +226,10 @@ def completes(*groups: str) -> Callable[[str], list[str]]:
         from scenarios.reference import DECISIONS
         from sim.base import plugins
 
-        known = {
+        candidates = {
             name for group in groups or [one.group for one in DECISIONS] for name in plugins.names(group)
         }
-        return sorted(name for name in known if name.startswith(incomplete))
+        return sorted(name for name in candidates if name.startswith(incomplete))
 
     return names
 
@@ -240,10 +240,10 @@ def keys(ctx: typer.Context, incomplete: str) -> list[str]:
 
     def below(value: Any, path: str) -> Iterator[str]:
         inner = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, each in inner:
-            at = f"{path}.{key}" if path else str(key)
-            nested = isinstance(each, dict | list) and each
-            yield from below(each, at) if nested else [f"{at}="]
+        for key, item in inner:
+            key_path = f"{path}.{key}" if path else str(key)
+            nested = isinstance(item, dict | list) and item
+            yield from below(item, key_path) if nested else [f"{key_path}="]
 
     try:
         root = Document.read(ctx.params["scenario"] or ctx.args[0]).root.plain()
@@ -303,32 +303,32 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         return
     if not 0 < seconds <= threading.TIMEOUT_MAX:
         raise typer.BadParameter("--limit should be a number of seconds, more than 0")
-    said = f"stopped after {seconds:g} s (--limit)"
-    up, over = threading.Event(), threading.Event()
+    message = f"stopped after {seconds:g} s (--limit)"
+    up, done = threading.Event(), threading.Event()
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # in the background of a script, under nohup
     if ignored:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=_watch, args=(seconds, said, up, over), daemon=True).start()
+    threading.Thread(target=_watch, args=(seconds, message, up, done), daemon=True).start()
     try:
         yield
     except KeyboardInterrupt as error:
         if not up.is_set():
             raise
-        raise TimeLimitError(f"{said}; {error}" if str(error) else said) from None
+        raise TimeLimitError(f"{message}; {error}" if str(error) else message) from None
     finally:
-        over.set()
+        done.set()
         if ignored:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _watch(seconds: float, said: str, up: threading.Event, over: threading.Event) -> None:
-    if over.wait(seconds):
+def _watch(seconds: float, message: str, up: threading.Event, done: threading.Event) -> None:
+    if done.wait(seconds):
         return
     up.set()
     for _ in range(2):  # an interrupt in a finaliser or a callback of the garbage collector is lost
         # Unlike `interrupt_main`, a signal ends a wait for a lock or a pipe.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        if over.wait(_GRACE_S / 2):
+        if done.wait(_GRACE_S / 2):
             return
-    print(said, file=sys.stderr, flush=True)
+    print(message, file=sys.stderr, flush=True)
     os._exit(TimeLimitError.exit_status)

@@ -47,7 +47,7 @@ def escape(text: str) -> str:
     >>> print(escape("a\x1b[2Jb"))
     a\u001b[2Jb
     """
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[1]):04x}" if found[1] else found[0], text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[1]):04x}" if match[1] else match[0], text)
 
 
 class Terminal:
@@ -62,9 +62,9 @@ class Terminal:
 
     def write(self, text: str) -> int:
         """Write `text`, escaped; return its length. Writing nothing is how callers test for a text stream."""
-        if shown := escape(text):  # such a test expects an error for bytes, not one of the stream
+        if escaped := escape(text):  # such a test expects an error for bytes, not one of the stream
             with self._forgiving():
-                self.stream.write(shown)
+                self.stream.write(escaped)
         return len(text)
 
     def flush(self) -> None:
@@ -115,7 +115,7 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 _OURS: Final = ("sim", "devices", "policies", "scenarios", "validation", "studies")
 
 
-_CALL: Final = re.compile(r'^ +File "(.+)", line (\d+)', re.MULTILINE)
+_FRAME: Final = re.compile(r'^ +File "(.+)", line (\d+)', re.MULTILINE)
 
 
 def place_of_other_code(error: BaseException) -> str | None:
@@ -127,15 +127,15 @@ def place_of_other_code(error: BaseException) -> str | None:
     libraries = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
     plugins = packages_of_plugins(tuple(sys.path))
     calls: list[tuple[Path, int, str]] = []
-    each: BaseException | None = error
-    while each is not None:  # SimPy raises what a process has raised again, as a cause
+    current: BaseException | None = error
+    while current is not None:  # SimPy raises what a process has raised again, as a cause
         calls += [
             (Path(frame.f_code.co_filename), line, str(frame.f_globals.get("__name__")).split(".")[0])
-            for frame, line in traceback.walk_tb(each.__traceback__)
+            for frame, line in traceback.walk_tb(current.__traceback__)
         ]
-        each = each.__cause__
+        current = current.__cause__
     if type(error.__cause__).__name__ == "_RemoteTraceback":
-        for name, line in _CALL.findall(str(error.__cause__)):
+        for name, line in _FRAME.findall(str(error.__cause__)):
             file = Path(name)
             package = (file.relative_to(_ROOT) if file.is_relative_to(_ROOT) else file).parts[0]
             calls.append((file, int(line), package))
@@ -221,15 +221,15 @@ def print_list(title: str, rows: Sequence[tuple[str, str]]) -> None:
     indent = max(_width(name) for name, _ in rows) + 6
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
     for name, line in rows:
-        shown = textwrap.wrap(line, max(width - indent, 20), break_on_hyphens=False) or [""]
+        lines = textwrap.wrap(line, max(width - indent, 20), break_on_hyphens=False) or [""]
         head = f"  {name}{' ' * (indent - 2 - _width(name))}"
-        print("\n".join([head + shown[0], *(" " * indent + more for more in shown[1:])]).rstrip())
+        print("\n".join([head + lines[0], *(" " * indent + more for more in lines[1:])]).rstrip())
 
 
 def _width(text: str) -> int:
     """Return the number of terminal columns that `text` takes once it is escaped."""
     text = escape(text)
-    wide = (2 if east_asian_width(c) in "WF" else 1 for c in text if not combining(c))
+    wide = (2 if east_asian_width(character) in "WF" else 1 for character in text if not combining(character))
     return len(text) if text.isascii() else sum(wide)
 
 
@@ -253,10 +253,10 @@ def print_json(value: Any) -> None:
     print(text, file=_answers[-1] if _answers else None)
 
 
-def print_told(told: Result | Comparison) -> None:
+def print_report(report: Result | Comparison) -> None:
     """Print the result of one run, or the comparison of several."""
-    print(strong(told.title))
-    for i, part in enumerate(told.sections):
+    print(strong(report.title))
+    for i, part in enumerate(report.sections):
         if i:
             print()
         for line in part.lines:
@@ -273,20 +273,20 @@ def print_repeats(repeats: Sequence[Repeats]) -> None:
     from sim.export.tables import text_table
 
     rows = []
-    for each in repeats:
-        low, high = min(each.makespan_ns), max(each.makespan_ns)
-        told = each.to_json()
-        row = {**told, "policy": each.result.policy, "min_ns": low, "max_ns": high}
-        rows.append(row | {"failed": None if each.failed is None else len(each.failed)})
+    for repeat in repeats:
+        low, high = min(repeat.makespan_ns), max(repeat.makespan_ns)
+        numbers = repeat.to_json()
+        row = {**numbers, "policy": repeat.result.policy, "min_ns": low, "max_ns": high}
+        rows.append(row | {"failed": None if repeat.failed is None else len(repeat.failed)})
     columns = ["policy", "runs", "min_ns", "p5_ns", "p50_ns", "p95_ns", "max_ns"]
-    if any(each.failed is not None for each in repeats):
+    if any(repeat.failed is not None for repeat in repeats):
         columns.append("failed")
     print_table(text_table(rows, columns))
     for row in rows:
         if row["mean_interval_ns"] is not None and row["min_ns"] < row["max_ns"]:
             intervals = (row["mean_interval_ns"], row["p50_interval_ns"])
             mean, median = (" .. ".join(map(format_duration, interval)) for interval in intervals)
-            of = f"{row['policy']}: " if len(rows) > 1 else ""
-            print(f"{of}mean {format_duration(row['mean_ns'])} (95 %: {mean}), median (95 %: {median})")
+            prefix = f"{row['policy']}: " if len(rows) > 1 else ""
+            print(f"{prefix}mean {format_duration(row['mean_ns'])} (95 %: {mean}), median (95 %: {median})")
         elif row["runs"] > 1 and row["min_ns"] == row["max_ns"]:
             print(f"{row['policy']}: all seeds take the same; nothing that a seed draws counts here")

@@ -36,20 +36,20 @@ _QUIET_S: Final = 10.0
 
 
 @contextmanager
-def progress(what: str, *, after_s: float = 1.0) -> Iterator[None]:
+def progress(activity: str, *, after_s: float = 1.0) -> Iterator[None]:
     """Report on stderr what is being done, and for how long, once it has taken `after_s` seconds.
 
     On a terminal, one line is updated and erased at the end; elsewhere a single line is written.
 
     Parameters
     ----------
-    what : str
+    activity : str
         ``"simulating in-order"``.
     after_s : float
         Time until the first report, in seconds.
     """
     done = threading.Event()
-    thread = threading.Thread(target=_tell, args=(what, done, after_s), daemon=True)
+    thread = threading.Thread(target=_show_progress, args=(activity, done, after_s), daemon=True)
     thread.start()
     try:
         yield
@@ -58,44 +58,44 @@ def progress(what: str, *, after_s: float = 1.0) -> Iterator[None]:
         thread.join()
 
 
-def _tell(what: str, done: threading.Event, after_s: float) -> None:
+def _show_progress(activity: str, done: threading.Event, after_s: float) -> None:
     begun = time.monotonic()
     if done.wait(after_s):
         return
-    stream, what = unwrap(sys.stderr), escape(what)
+    stream, activity = unwrap(sys.stderr), escape(activity)
     if not stream.isatty():
-        print(f"{what} ...", file=stream, flush=True)
+        print(f"{activity} ...", file=stream, flush=True)
         done.wait()
         return
     while True:
-        print(f"\r{what} ... {time.monotonic() - begun:.0f} s", end="", file=stream, flush=True)
+        print(f"\r{activity} ... {time.monotonic() - begun:.0f} s", end="", file=stream, flush=True)
         if done.wait(1.0):
-            print(f"\r{' ' * (len(what) + 20)}\r", end="", file=stream, flush=True)
+            print(f"\r{' ' * (len(activity) + 20)}\r", end="", file=stream, flush=True)
             return
 
 
 class Ticker:
     """Reports finished runs and remaining time on stderr, up to four times a second on a terminal."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, unit: str) -> None:
+        self.what = unit
         self.before: int | None = None
-        self.begun_s = self.told_s = time.monotonic()
+        self.begun_s = self.shown_s = time.monotonic()
 
-    def __call__(self, done: int, of: int, told: str = "") -> None:
+    def __call__(self, done: int, total: int, note: str = "") -> None:
         """Update the line; if not on a terminal, write a new one every ten seconds."""
         if self.before is None:
             self.before = done
         now_s, stream = time.monotonic(), unwrap(sys.stderr)
-        shown = stream.isatty()
-        if now_s - self.told_s <= (0.25 if shown else _QUIET_S) and not (shown and done == of):
+        live = stream.isatty()
+        if now_s - self.shown_s <= (0.25 if live else _QUIET_S) and not (live and done == total):
             return
-        self.told_s = now_s
+        self.shown_s = now_s
         if done > self.before and now_s - self.begun_s > 1:
-            left_s = (now_s - self.begun_s) / (done - self.before) * (of - done)
-            told += f", {left_s:.0f} s left" if left_s < 100 else f", {left_s / 60:.0f} min left"
-        line = f"{done:,} of {of:,} {self.what}{told}"
-        typer.echo(f"\r{line}\x1b[K" if shown else line, nl=not shown or done == of, file=stream)
+            left_s = (now_s - self.begun_s) / (done - self.before) * (total - done)
+            note += f", {left_s:.0f} s left" if left_s < 100 else f", {left_s / 60:.0f} min left"
+        line = f"{done:,} of {total:,} {self.what}{note}"
+        typer.echo(f"\r{line}\x1b[K" if live else line, nl=not live or done == total, file=stream)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -125,9 +125,9 @@ def cases_of(
     scenario = scenario_of(Document.read(path, allowed).with_settings(sets or ()))
     if policies:
         return [scenario.case(name) for name in policies]
-    if compare and (own := scenario.left_out()) is not None:
-        told = f"{own}, the scenario's own policy, is not compared: compare: lists others"
-        typer.echo(f"{told}; list it there, too, or name what to compare with --policy", err=True)
+    if compare and (own_label := scenario.left_out()) is not None:
+        message = f"{own_label}, the scenario's own policy, is not compared: compare: lists others"
+        typer.echo(f"{message}; list it there, too, or name what to compare with --policy", err=True)
     return scenario.cases() if compare else [scenario.case()]
 
 
@@ -136,15 +136,15 @@ def run_all(cases: Sequence[Case], *, record_memory: bool = False) -> list[Resul
     from scenarios.run.execute import run_case
 
     results = []
-    for case, of in _count_cases(cases):
+    for case, position in _count_cases(cases):
         try:
-            _prepare(case, of)
-            with progress(f"simulating {case.label}{of}"):
+            _prepare(case, position)
+            with progress(f"simulating {case.label}{position}"):
                 results.append(run_case(case, record_memory=record_memory))
             results[-1].share()
         except SimError as error:
-            if of and error.exit_status == 1:  # the message that follows does not name the run
-                typer.echo(f"{case.label}{of}:", err=True)
+            if position and error.exit_status == 1:  # the message that follows does not name the run
+                typer.echo(f"{case.label}{position}:", err=True)
             raise
     return results
 
@@ -166,17 +166,17 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
     from scenarios.variants.variant import attempt
 
     results, failures, stories = [], [], []
-    for case, of in _count_cases(cases):
+    for case, position in _count_cases(cases):
         with suppress(SimError):  # the attempt below reports it
-            _prepare(case, of)
-        with progress(f"simulating {case.label}{of}"):
-            found = attempt(case, advise=True)
-        if found.result is not None and found.error is None:
-            found.result.share()
-            results.append(found.result)
+            _prepare(case, position)
+        with progress(f"simulating {case.label}{position}"):
+            run = attempt(case, advise=True)
+        if run.result is not None and run.error is None:
+            run.result.share()
+            results.append(run.result)
         else:
-            failures.append(found)
-            stories.append(f"{case.label}{of}:\n{found.error}" if of else str(found.error))
+            failures.append(run)
+            stories.append(f"{case.label}{position}:\n{run.error}" if position else str(run.error))
     if not results:
         first = failures[0].error
         raise first if isinstance(first, InputError) else RunError("\n".join(stories))
@@ -191,21 +191,21 @@ def _count_cases(cases: Sequence[Case]) -> list[tuple[Case, str]]:
     return [(case, f" ({i} of {n})" if n > 1 else "") for i, case in enumerate(cases, start=1)]
 
 
-def _prepare(case: Case, of: str = "") -> None:
+def _prepare(case: Case, position: str = "") -> None:
     """Build the work of a case, which may mean reading a large file."""
-    with progress(f"reading {case.scenario.name}{of}"):
+    with progress(f"reading {case.scenario.name}{position}"):
         _ = case.work
 
 
 def check_charts(files: Files, open_page: bool, **shown: bool) -> None:
     """Raise if options of Gantt charts are given but no chart is drawn."""
-    for option, wanted in shown.items():
-        if wanted and not (files["gantt"] or open_page):
-            told = "is drawn into a Gantt chart; name its file with --gantt"
-            raise InputError(f"--{option.replace('_', '-')}: {told}")
+    for option, option_given in shown.items():
+        if option_given and not (files["gantt"] or open_page):
+            message = "is drawn into a Gantt chart; name its file with --gantt"
+            raise InputError(f"--{option.replace('_', '-')}: {message}")
 
 
-def finish(results: Sequence[Result], files: Files, open_page: bool, **shown: bool) -> None:
+def finish(results: Sequence[Result], files: Files, open_page: bool, **options: bool) -> None:
     """Write the requested files, name each, and exit with status 1 if an expectation is not met."""
     pages = [path for path in files["gantt"] or () if path.lower().endswith(".html")]
     if open_page and results and not pages:
@@ -221,7 +221,7 @@ def finish(results: Sequence[Result], files: Files, open_page: bool, **shown: bo
         written: list[str] = []
         try:
             with progress("writing files"):
-                write_outputs(results, files, **shown, wrote=written.append)
+                write_outputs(results, files, **options, wrote=written.append)
         finally:
             say_written(*written)
     if open_page and results:

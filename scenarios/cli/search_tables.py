@@ -23,7 +23,7 @@ from sim.base.units import format_count, format_duration
 from sim.explain.bounds import bounds
 from sim.export.tables import percent, size, text_table
 
-_SHOWN = 12
+_MOST = 12
 """Number of improvements that are listed: the first ones and the last ones."""
 
 
@@ -31,50 +31,50 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
     """Print the best trial, the improvements that led to it, and the Pareto front."""
     trials, goal = tuning.trials, tuning.goal
     if tuning.best is None:
-        why = next((trial.row["error"] for trial in trials if trial.row["error"]), "limits are not kept")
-        typer.echo(f"{format_count(len(trials), 'trial')}, and none is an answer: {why}")
+        reason = next((trial.row["error"] for trial in trials if trial.row["error"]), "limits are not kept")
+        typer.echo(f"{format_count(len(trials), 'trial')}, and none is an answer: {reason}")
         return
     best = trials[tuning.best]
     limits = f", with {', '.join(map(str, goal.limits))}" if goal.limits else ""
-    told = shown_result(goal.what, best.row[goal.column])
+    value = shown_result(goal.what, best.row[goal.column])
     seeds = f", on average over {tuning.seeds} seeds," if tuning.seeds > 1 else ""
-    gain = _gain(tuning) if tuning.seeds == 1 else ""
-    typer.echo(f"best {goal.what} {told}{seeds} of {format_count(len(trials), 'trial')}{limits}{gain}")
+    gain = _gain_text(tuning) if tuning.seeds == 1 else ""
+    typer.echo(f"best {goal.what} {value}{seeds} of {format_count(len(trials), 'trial')}{limits}{gain}")
     failed = [t.row for t in trials if t.what == "settings" and t.row["outcome"] != DONE]
     if failed:
         counts = Counter(row["outcome"] for row in failed).most_common()
-        told = ", ".join(f"{count:,} {outcome}" for outcome, count in counts)
-        typer.echo(f"  without a result: {told}; the first: {failed[0]['error']}")
+        value = ", ".join(f"{count:,} {outcome}" for outcome, count in counts)
+        typer.echo(f"  without a result: {value}; the first: {failed[0]['error']}")
     if tuning.fresh is not None:
-        typer.echo(f"  {_on_fresh_seeds(tuning.fresh, goal.what)}")
+        typer.echo(f"  {_fresh_text(tuning.fresh, goal.what)}")
     if best.variant.settings:
         typer.echo(f"  {', '.join(best.variant.texts)}")
     if best.what not in ("settings", "start"):
         typer.echo("  with an order of its own: --out FILE.yaml keeps it")
-    typer.echo(f"  {_above(tuning)}")
+    typer.echo(f"  {_gap_text(tuning)}")
     typer.echo()
     better = improvements(tuning)
-    shown = better
-    if len(better) > _SHOWN:
-        shown = [*better[:2], *better[2 - _SHOWN :]]
-        typer.echo(f"the first 2 and the last {_SHOWN - 2} of {len(better):,} improvements; --json has all")
-    _print_trials(tuning, shown, goal.what)
+    listed = better
+    if len(better) > _MOST:
+        listed = [*better[:2], *better[2 - _MOST :]]
+        typer.echo(f"the first 2 and the last {_MOST - 2} of {len(better):,} improvements; --json has all")
+    _print_trials(tuning, listed, goal.what)
     if against is not None:
         typer.echo(f"\nPareto front of {goal.what} and {against}")
         _print_trials(tuning, tuning.front(against), goal.what, against)
 
 
-def _above(tuning: Tuning) -> str:
+def _gap_text(tuning: Tuning) -> str:
     """Return by how much the makespan of the best exceeds its lower bound, in words."""
     limits, makespan_ns = bounds(tuning.trace), tuning.trace.makespan_ns
     gap = limits.gap(makespan_ns)
     if gap is None:
         return f"no lower bound: {limits.no_gap}"
-    which = "" if tuning.goal.what == "makespan" else "makespan "
-    return f"{which}{percent(gap)} above the lower bound of these devices and streams ({limits.binding})"
+    prefix = "" if tuning.goal.what == "makespan" else "makespan "
+    return f"{prefix}{percent(gap)} above the lower bound of these devices and streams ({limits.binding})"
 
 
-def _gain(tuning: Tuning) -> str:
+def _gain_text(tuning: Tuning) -> str:
     """Return by how much the best improves on the best start, in words."""
     assert tuning.best is not None
     starts = [t for t in tuning.trials if t.what == "start" and tuning.goal.allows(t.row)]
@@ -89,14 +89,14 @@ def _gain(tuning: Tuning) -> str:
     )
 
 
-def _on_fresh_seeds(fresh: Fresh, what: str) -> str:
+def _fresh_text(fresh: Fresh, result: str) -> str:
     """Return the result of the best on seeds that no trial has seen, in words."""
-    best = shown_result(what, round(fresh.best) if fresh.best > 100 else fresh.best)
-    least, most = (100 * part for part in fresh.interval)
-    told = f"{100 * fresh.gain:.1f} % (95 %: {least:.1f} to {most:.1f} %)"
-    verdict = f"no better than {fresh.against}: {told} is within noise"
+    best = shown_result(result, round(fresh.best) if fresh.best > 100 else fresh.best)
+    low, high = (100 * part for part in fresh.interval)
+    gain = f"{100 * fresh.gain:.1f} % (95 %: {low:.1f} to {high:.1f} %)"
+    verdict = f"no better than {fresh.against}: {gain} is within noise"
     if fresh.interval[0] > 0:
-        verdict = f"{told} better than {fresh.against}"
+        verdict = f"{gain} better than {fresh.against}"
     return f"on {fresh.runs} seeds that no trial has seen: {best} on average, {verdict}"
 
 
@@ -106,8 +106,8 @@ def _print_trials(tuning: Tuning, numbers: Iterable[int], *results: str) -> None
         trial = tuning.trials[k]
         changed = trial.what if trial.what not in ("settings", "start") else ""
         names = {"trial": f"{k + 1:,}", **dict(trial.variant.settings), "policy": trial.row["policy"]}
-        told = {name: shown_result(name, trial.row[column_of_result(name)]) for name in results}
-        rows.append({**names, "changed": changed, **told})
+        values = {name: shown_result(name, trial.row[column_of_result(name)]) for name in results}
+        rows.append({**names, "changed": changed, **values})
     print_table(rows, left=len(rows[0]) - len(results))
 
 
@@ -115,32 +115,33 @@ def _print_trials(tuning: Tuning, numbers: Iterable[int], *results: str) -> None
 # Output of `sim optimum`: the best schedule, how good it is for sure, and how far the policies are from it.
 
 
-def print_optimum(found: Optimum, limit_ns: int) -> None:
+def print_optimum(search: Optimum, limit_ns: int) -> None:
     """Print the best schedule, the space that was searched, and one row per policy."""
-    base = found.base
-    of = "on the devices and with the issuing of" if found.placed else "on any devices, with the issuing of"
-    print(strong(f"{base.scenario}: orders and streams, {of} {base.policy}"))
-    print(found.sentence(limit_ns))
-    if found.left_out:
-        print("the bound leaves out " + "; ".join(found.left_out))
-    if found.why_not:
-        print(found.why_not)
+    base = search.base
+    space = "on the devices and" if search.placed else "on any devices,"
+    print(strong(f"{base.scenario}: orders and streams, {space} with the issuing of {base.policy}"))
+    print(search.sentence(limit_ns))
+    if search.left_out:
+        print("the bound leaves out " + "; ".join(search.left_out))
+    if search.why_not:
+        print(search.why_not)
     print()
-    runs = [("optimum" if found.proven else "best found", found.best)] if found.best is found.found else []
-    runs += [(result.policy, result) for result in found.results]
+    runs = [(result.policy, result) for result in search.results]
+    if search.best is search.found:
+        runs.insert(0, ("optimum" if search.proven else "best found", search.best))
     rows = (
-        {"policy": name, "cost": found.cost_text(found.cost(result)), "above": _above_bound(found, result)}
-        for name, result in sorted(runs, key=lambda run: found.cost(run[1]))
+        {"policy": name, "cost": search.cost_text(search.cost(result)), "above": _above_bound(search, result)}
+        for name, result in sorted(runs, key=lambda run: search.cost(run[1]))
     )
-    columns = ["policy", f"{found.what.replace('_', ' ')}: cost", "above the bound: above"]
+    columns = ["policy", f"{search.what.replace('_', ' ')}: cost", "above the bound: above"]
     print_table(text_table(rows, columns))
 
 
-def _above_bound(found: Optimum, result: Result) -> str | float | None:
+def _above_bound(optimum: Optimum, result: Result) -> str | float | None:
     """Return by how much a run exceeds the bound, or why the bound does not apply to it."""
-    if (why := found.unlike(result)) is not None:
-        return f"({why})"
-    return found.cost(result) / found.lower_bound - 1 if found.lower_bound > 0 else None
+    if (reason := optimum.unlike(result)) is not None:
+        return f"({reason})"
+    return optimum.cost(result) / optimum.lower_bound - 1 if optimum.lower_bound > 0 else None
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -150,10 +151,10 @@ def _above_bound(found: Optimum, result: Result) -> str | float | None:
 def print_what_ifs(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> None:
     """Print the time without changes, what each change saves, largest first, and notes."""
     base_ns = rows[0]["makespan_ns"]
-    told = format_duration(base_ns)
+    header = format_duration(base_ns)
     if recorded_ns:
-        told += f" simulated, {format_duration(recorded_ns)} recorded ({base_ns / recorded_ns - 1:+.2%})"
-    print(f"{strong(name)}: {told}")
+        header += f" simulated, {format_duration(recorded_ns)} recorded ({base_ns / recorded_ns - 1:+.2%})"
+    print(f"{strong(name)}: {header}")
     base, *others = rank_rows(rows)
     lines = [base | {"saved_ns": None, "what_if": ""}]
     for row in others:
@@ -164,8 +165,8 @@ def print_what_ifs(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> N
         text_table(lines, ["what if: label", "what_if: what_if", "makespan_ns", "saved_ns", "share"]), left=2
     )
     for tried in (True, False):
-        of = [row for row in rows if (row["makespan_ns"] is not None) == tried]
-        notes = group_pairs((note, row["label"]) for row in of for note in row["notes"])
+        selected = [row for row in rows if (row["makespan_ns"] is not None) == tried]
+        notes = group_pairs((note, row["label"]) for row in selected for note in row["notes"])
         for note, labels in notes.items():
             print(f"{'' if tried else 'not tried: '}{', '.join(labels)}: {note}")
 
@@ -178,11 +179,11 @@ def print_what_ifs(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> N
 #     left out: 530 tp does not divide the heads        points that did not run, by reason
 
 
-_SHOWN_GROUPS: Final = 10
+_MOST_GROUPS: Final = 10
 """Number of rows in a table of the best points."""
 
 
-_OF_TRAINING: Final = {
+_TRAINING_COLUMNS: Final = {
     "makespan": "train.step_ns",
     "above bound": "gap",
     "tokens/s": "train.tokens_per_s",
@@ -191,7 +192,7 @@ _OF_TRAINING: Final = {
     "bubble": "train.bubble",
     "exposed": "exposed",
 }
-_OF_DEVICES: Final = {
+_DEVICE_COLUMNS: Final = {
     "makespan": "makespan_ns",
     "80 % interval": "80 % interval",
     "above bound": "gap",
@@ -215,7 +216,7 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
     done = [row[goal.column] for row in rows if not row["error"]]
     best = (max if goal.most else min)(done) if len(set(done)) > 1 else None
     keys = dict.fromkeys(key for row in rows for key in row)
-    numbers = _OF_TRAINING if "train.step_ns" in keys else _OF_DEVICES
+    numbers = _TRAINING_COLUMNS if "train.step_ns" in keys else _DEVICE_COLUMNS
     if "serving.gpus" in keys:
         from scenarios.serving.serving_report import OF_SERVING
 
@@ -223,12 +224,12 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
         numbers = {"makespan": "makespan_ns", **served}
     numbers = numbers | {key: key for key in keys if key.endswith(".goodput")}
     sought = next((title for title, key in numbers.items() if key == goal.column), goal.what)
-    whole = [row | _over_devices(row) for row in rows]
-    told = {title: key for title, key in numbers.items() if any(row.get(key) is not None for row in whole)}
-    columns = {each: told.get(each, each) for each in (*settings, "policy", "makespan", *told, sought)}
+    full = [row | _over_devices(row) for row in rows]
+    present = {title: key for title, key in numbers.items() if any(row.get(key) is not None for row in full)}
+    columns = {key: present.get(key, key) for key in (*settings, "policy", "makespan", *present, sought)}
     lines, failures, unused = [], [], {}
     for row, line in zip(
-        whole, text_table(whole, [f"{each}: {told.get(each, each)}" for each in columns]), strict=True
+        full, text_table(full, [f"{key}: {present.get(key, key)}" for key in columns]), strict=True
     ):
         name = _row_name(row, settings)
         if row["error"]:
@@ -241,8 +242,8 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
         lines.append(line)
     print_table(lines, left=len(settings) + 1)
     if best is not None:
-        least, most = ("shortest", "longest") if goal.what == "makespan" else ("least", "greatest")
-        print(f"* {most if goal.most else least} {goal.what}")
+        smallest, greatest = ("shortest", "longest") if goal.what == "makespan" else ("least", "greatest")
+        print(f"* {greatest if goal.most else smallest} {goal.what}")
     for note in (*unused_notes(unused), *no_gap_notes(row.get("no_gap") for row in rows)):
         print(note)
     if failures:  # below the table, because long messages in a column would leave no room for the others
@@ -254,21 +255,21 @@ _PEAK: Final = ".peak_memory_bytes"
 
 def _over_devices(row: Row) -> dict[str, Any]:
     """Return numbers of a row over its devices: mean utilisation of those used, and the highest peak."""
-    told: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     if "train.step_ns" in row:
-        told["exposed"] = row["train.exposed_ns"] / row["train.step_ns"]
+        numbers["exposed"] = row["train.exposed_ns"] / row["train.step_ns"]
     if "low_ns" in row:
-        told["80 % interval"] = " to ".join(format_duration(row[key]) for key in ("low_ns", "high_ns"))
+        numbers["80 % interval"] = " to ".join(format_duration(row[key]) for key in ("low_ns", "high_ns"))
     unused = (row.get("unused_devices") or "").split(", ")
     names = [key.removesuffix(_PEAK) for key in row if key.endswith(_PEAK)]
     used = [name for name in names if name not in unused]
     if shares := [row[f"{name}.utilisation"] for name in used if row.get(f"{name}.utilisation")]:
-        told["utilisation"] = sum(shares) / len(shares)  # without switches and idle devices
+        numbers["utilisation"] = sum(shares) / len(shares)  # without switches and idle devices
     peaks = {name: row[name + _PEAK] or 0 for name in used}
     if peak := max(peaks.values(), default=0):
         where = max(peaks, key=lambda name: peaks[name])
-        told["peak memory"] = f"{size(peak)} {where}" if len(names) > 1 else size(peak)
-    return told
+        numbers["peak memory"] = f"{size(peak)} {where}" if len(names) > 1 else size(peak)
+    return numbers
 
 
 def print_answer(
@@ -279,19 +280,19 @@ def print_answer(
     names = dict(zip(settings, _short(settings), strict=True))
     if ranked:
         groups = alike(rows, ranked, settings)
-        shown = [
+        groups_shown = [
             [{names.get(key, key): value for key, value in rows[i].items()} for i in group]
-            for group in groups[:_SHOWN_GROUPS]
+            for group in groups[:_MOST_GROUPS]
         ]
-        print_rows([group[0] for group in shown], [*names.values()], goal)
-        if len(ranked) > len(shown):
-            same = len(ranked) - len(groups)
+        print_rows([group[0] for group in groups_shown], [*names.values()], goal)
+        if len(ranked) > len(groups_shown):
+            equal = len(ranked) - len(groups)
             print(
-                f"({len(shown)} best of {len(ranked):,}"
-                + (f"; {same:,} of these have the same numbers as another one)" if same else ")")
+                f"({len(groups_shown)} best of {len(ranked):,}"
+                + (f"; {equal:,} of these have the same numbers as another one)" if equal else ")")
             )
         print()
-        _print_best(shown, [*names.values()], goal)
+        _print_best(groups_shown, [*names.values()], goal)
     else:
         print("no point is an answer")
         for limit in goal.limits:
@@ -300,10 +301,10 @@ def print_answer(
                 nearest = (min if limit.key == "at_most" else max)(reached)
                 print(f"  {limit}: the nearest is {shown_result(limit.what, nearest)}")
     ended = Counter(row["outcome"] for row in rows)
-    told = [f"{ended.pop(DONE, 0):,} done", *(f"{n:,} {outcome}" for outcome, n in sorted(ended.items()))]
+    outcomes = [f"{ended.pop(DONE, 0):,} done", *(f"{n:,} {outcome}" for outcome, n in sorted(ended.items()))]
     if goal.limits:
-        told[0] += f" ({len(ranked):,} within the limits)"
-    print(f"{format_count(len(rows), 'point')} ran: {', '.join(told)}")
+        outcomes[0] += f" ({len(ranked):,} within the limits)"
+    print(f"{format_count(len(rows), 'point')} ran: {', '.join(outcomes)}")
     if not ranked:
         for error in sorted({row["error"] for row in rows if row["error"]})[:3]:
             print(f"  {error}")
@@ -320,14 +321,14 @@ def print_left_out(left_out: Mapping[str, int]) -> None:
             print(f"  {count:>6,}  {reason}")
 
 
-def _print_best(shown: Sequence[Sequence[Row]], names: Sequence[str], goal: Goal) -> None:
+def _print_best(groups: Sequence[Sequence[Row]], names: Sequence[str], goal: Goal) -> None:
     """Print the best row and its runner-up; each with the rows that have equal numbers."""
-    (best, *same), second = shown[0], shown[1][0] if len(shown) > 1 else None
+    (best, *equal), second = groups[0], groups[1][0] if len(groups) > 1 else None
     value = best[goal.column]
     print(f"best: {_row_name(best, names)}: {goal.what} {shown_result(goal.what, value)}")
     _print_limits(best, goal)
-    if same:
-        print("  the same in every number: " + "; ".join(_row_name(row, names) for row in same[:3]))
+    if equal:
+        print("  the same in every number: " + "; ".join(_row_name(row, names) for row in equal[:3]))
     if second is None:
         print("runner-up: none")
         return
@@ -339,22 +340,22 @@ def _print_best(shown: Sequence[Sequence[Row]], names: Sequence[str], goal: Goal
 
 def _print_limits(row: Row, goal: Goal) -> None:
     """Print what limits a row: free memory, lost time, and the limits of the goal."""
-    told = []
+    parts = []
     if "train.step_ns" in row:
         step, peak, limit = row["train.step_ns"], row["train.peak_bytes"], row["train.capacity_bytes"]
         if (low := row.get("train.low_ns")) is not None:
-            told.append(f"80 % interval {format_duration(low)} to {format_duration(row['train.high_ns'])}")
+            parts.append(f"80 % interval {format_duration(low)} to {format_duration(row['train.high_ns'])}")
         if limit is not None:
             free = f"{size(limit - peak)} free ({percent(1 - peak / limit)})"
-            told.append(f"memory {size(peak)} of {size(limit)}, {free}{little_room(peak, limit)}")
+            parts.append(f"memory {size(peak)} of {size(limit)}, {free}{little_room(peak, limit)}")
         lost = {"bubble": row["train.bubble"], "exposed communication": row["train.exposed_ns"] / step}
-        told += [f"{name} {percent(share)} of the step" for name, share in lost.items()]
-        most = max(lost, key=lambda name: lost[name])
-        told.append(f"most is lost to {most}")
+        parts += [f"{name} {percent(share)} of the step" for name, share in lost.items()]
+        largest = max(lost, key=lambda name: lost[name])
+        parts.append(f"most is lost to {largest}")
     for limit in goal.limits:
-        told.append(f"{limit.what} {shown_result(limit.what, row[limit.column])} ({limit})")
-    if told:
-        print("  " + "; ".join(told))
+        parts.append(f"{limit.what} {shown_result(limit.what, row[limit.column])} ({limit})")
+    if parts:
+        print("  " + "; ".join(parts))
 
 
 def _row_name(row: Row, settings: Sequence[str]) -> str:
@@ -374,6 +375,6 @@ def _short(keys: Sequence[str]) -> list[str]:
     for key in keys:
         parts = key.split(".")
         tails = (".".join(parts[-n:]) for n in range(1, len(parts) + 1))
-        others = [other for other in keys if other != key]
-        ends.append(next((t for t in tails if not any(f".{o}".endswith(f".{t}") for o in others)), key))
+        others = [f".{other}" for other in keys if other != key]
+        ends.append(next((t for t in tails if not any(o.endswith(f".{t}") for o in others)), key))
     return ends

@@ -17,7 +17,7 @@ from typer.main import get_group
 
 from policies.issue.replay import read_plan
 from scenarios.cli import app
-from scenarios.cli.command import _VERBS, _WRITTEN
+from scenarios.cli.command import _OUTPUT_METAVARS, _VERBS
 
 TUNED = """\
 machine:
@@ -224,7 +224,7 @@ def test_help_lists_the_endings_of_every_file_that_is_written(tmp_path: Path, ve
     group, path = get_group(app), write(tmp_path)
     command: Any = group.get_command(Context(group), verb)
     for param in command.params:
-        if param.param_type_name == "option" and param.metavar in _WRITTEN:
+        if param.param_type_name == "option" and param.metavar in _OUTPUT_METAVARS:
             endings = ", ".join(re.findall(r"\((\.[^)]*)\)", param.help))
             names = [f"x{i}.wrong" for i in range(param.nargs)]
             told = sim(verb, path, param.opts[0], *names).stderr

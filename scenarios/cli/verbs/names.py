@@ -43,15 +43,15 @@ def policies(
     from scenarios.reference import DECISIONS, known_as
 
     if name is None:
-        return _show([(one.group, one.title) for one in DECISIONS], json)
+        return _print_groups([(one.group, one.title) for one in DECISIONS], json)
     _refuse_elsewhere(name, [one.group for one in DECISIONS])
-    found = known_as(name, plugins.Origin(".", allow_code))
+    decisions = known_as(name, plugins.Origin(".", allow_code))
     if json:
-        return print_json([one.data for one in found])
-    for i, one in enumerate(found):
+        return print_json([one.data for one in decisions])
+    for i, one in enumerate(decisions):
         if i:
             print()
-        _tell(one)
+        _print_decision(one)
 
 
 def devices(
@@ -67,7 +67,7 @@ def devices(
     """
     if name is not None:
         return _preset(name, json)
-    _show(_HARDWARE, json)
+    _print_groups(_HARDWARE, json)
     if json:
         return
     from devices.describe.fields import DEVICE_FIELDS
@@ -91,7 +91,7 @@ def runtimes(
         Describe this one: what it decides.
     """
     if name is None:
-        return _show(_RUNTIMES, json)
+        return _print_groups(_RUNTIMES, json)
 
     _refuse_elsewhere(name, ["sim.runtimes"])
     runtime = plugins.lookup("sim.runtimes", name)
@@ -123,15 +123,15 @@ def _preset(name: str, json: bool) -> None:
 
     _refuse_elsewhere(name, [group for group, _ in _HARDWARE])
     if name in plugins.names("sim.machines"):
-        found = machine_preset(name)
+        preset = machine_preset(name)
     elif name in plugins.names("sim.devices"):
-        found = device_preset(name)
+        preset = device_preset(name)
     else:
-        known = [one for group, _ in _HARDWARE for one in plugins.names(group)]
-        raise UnknownNameError("device or machine preset", name, known)
+        presets = [one for group, _ in _HARDWARE for one in plugins.names(group)]
+        raise UnknownNameError("device or machine preset", name, presets)
     if json:
-        return print_json(found)
-    print((preset_text(name) or _yaml(found)).rstrip())
+        return print_json(preset)
+    print((preset_text(name) or _yaml(preset)).rstrip())
 
 
 def _refuse_elsewhere(name: str, groups: Sequence[str]) -> None:
@@ -145,20 +145,20 @@ def _refuse_elsewhere(name: str, groups: Sequence[str]) -> None:
         plugins.lookup("sim.runtimes", name)
 
 
-def _tell(known: KnownDecision) -> None:
+def _print_decision(decision: KnownDecision) -> None:
     """Print a decision: its summary, how a scenario names it, its options, its rule."""
-    data = known.data
-    print(strong(f"{known.name} ({data['what']}): {data['summary']}"))
+    data = decision.data
+    print(strong(f"{decision.name} ({data['what']}): {data['summary']}"))
     if data["text"]:
         print(f"\n{data['text']}")
-    print(f"\n{known.written}\n")
+    print(f"\n{decision.written}\n")
     rows = []
-    for one, told in zip(known.options, data["options"], strict=True):
+    for one, described in zip(decision.options, data["options"], strict=True):
         kind = "; ".join(filter(None, (one.type, one.by_default)))
-        rows.append((one.name, ". ".join(filter(None, (kind, told["meaning"])))))
+        rows.append((one.name, ". ".join(filter(None, (kind, described["meaning"])))))
     print_list("options", rows)
     if data["rule"]:
-        print(f"\nrule and source ({known.code})")
+        print(f"\nrule and source ({decision.code})")
         print("\n".join(f"  {line}".rstrip() for line in ["", *data["rule"].splitlines()]))
 
 
@@ -168,18 +168,18 @@ def _yaml(value: object) -> str:
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None)
 
 
-def _show(groups: Sequence[tuple[str, str]], json: bool) -> None:
+def _print_groups(groups: Sequence[tuple[str, str]], json: bool) -> None:
     """Print the members of entry-point groups, each under its title."""
-    found = {group: plugins.describe(group) for group, _ in groups}
+    members = {group: plugins.describe(group) for group, _ in groups}
     if json:
         return print_json(
-            {group.removeprefix("sim."): [one._asdict() for one in found[group]] for group in found}
+            {group.removeprefix("sim."): [one._asdict() for one in members[group]] for group in members}
         )
     for group, title in groups:
         rows = []
-        for entry in found[group]:
-            whose = "" if entry.distribution == _OURS else f" [{entry.distribution}]"
-            rows.append((entry.name, entry.summary + whose))
+        for entry in members[group]:
+            origin = "" if entry.distribution == _OURS else f" [{entry.distribution}]"
+            rows.append((entry.name, entry.summary + origin))
         if rows or len(groups) == 1:
             print_list(title, rows)
 
@@ -199,11 +199,11 @@ def list_(
     """
     from scenarios.shipped import find_shipped, shipped_scenarios
 
-    known = list(shipped_scenarios()) if name is None else [find_shipped(name)]
+    scenarios = list(shipped_scenarios()) if name is None else [find_shipped(name)]
     if json:
-        return print_json([{**one._asdict(), "path": str(one.path)} for one in known])
+        return print_json([{**one._asdict(), "path": str(one.path)} for one in scenarios])
     if name is not None:
-        (one,) = known
+        (one,) = scenarios
         print(f"{one.title}\n\n{one.description}\n")
         print(f"sim run {one.path}\nsim new {one.path.name} --template {one.name}      # a copy to change")
         return
@@ -211,7 +211,7 @@ def list_(
         ("templates, to begin with", True, attrgetter("description")),
         ("examples", False, attrgetter("title")),
     ):
-        rows = [(one.name, about(one)) for one in known if one.is_template == templates]
+        rows = [(one.name, about(one)) for one in scenarios if one.is_template == templates]
         print_list(title, rows)
     print("\n`sim list NAME` tells what one shows; `sim new FILE --template NAME` makes a copy to change.")
 
@@ -238,9 +238,9 @@ def new(
 
     asks = template is None
     if template is None:
-        known = [one.name for one in shipped_scenarios() if one.is_template]
+        templates = [one.name for one in shipped_scenarios() if one.is_template]
         if not _on_terminal():
-            raise InputError(f"give --template NAME: {', '.join(known)}, or an example of `sim list`")
+            raise InputError(f"give --template NAME: {', '.join(templates)}, or an example of `sim list`")
         for one in shipped_scenarios():
             if one.is_template:
                 typer.echo(f"  {one.name:10}{one.description}")
@@ -262,7 +262,7 @@ def _on_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _ask(asked: str, default: str, check: Callable[[str], str]) -> str:
+def _ask(question: str, default: str, check: Callable[[str], str]) -> str:
     """Ask on the terminal until the answer is accepted."""
 
     def read(answer: str) -> str:
@@ -271,5 +271,5 @@ def _ask(asked: str, default: str, check: Callable[[str], str]) -> str:
         except SimError as error:
             raise typer.BadParameter(str(error)) from None
 
-    found: str = typer.prompt(f"{asked}?", default=default, value_proc=read, prompt_suffix=" ")
-    return found
+    accepted: str = typer.prompt(f"{question}?", default=default, value_proc=read, prompt_suffix=" ")
+    return accepted

@@ -50,7 +50,7 @@ def schedule(
     from policies.pipeline.straight_schedules import clock_table
     from scenarios.file.document import plain_settings
 
-    given = plain_settings(sets or (), "order=fifo")
+    values = plain_settings(sets or (), "order=fifo")
     options(name)  # an unknown name is told before what is missing
     if name != "custom":
         for option, value in (("--ranks", ranks), ("--micro-batches", micro_batches)):
@@ -58,16 +58,16 @@ def schedule(
                 raise InputError(f"{name} needs {option}")
     if format == "text":
         need_readable(max(ranks or 0, micro_batches or 0))
-    found = generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, **given)
+    program = generate(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, **values)
     if format == "torch-csv":
-        typer.echo(to_csv(found), nl=False)
+        typer.echo(to_csv(program), nl=False)
         return
     keys = ("forward", "input_grad", "weight_grad")  # zb-auto has them as options, of all stages or of each
-    columns = np.broadcast_arrays(*(given.get(key, 1) for key in keys), np.ones(found.stages, int))[:3]
+    columns = np.broadcast_arrays(*(values.get(key, 1) for key in keys), np.ones(program.stages, int))[:3]
     times = [StageTimes(f, input_grad=i, weight_grad=w) for f, i, w in np.transpose(columns).tolist()]
-    drawn = picture(found, evaluate(found, times, transfer=given.get("transfer", 0)))
+    drawn = picture(program, evaluate(program, times, transfer=values.get("transfer", 0)))
     if name == "gpipe":
-        typer.echo(f"{clock_table(found.micro_batches, found.stages)}\n")
+        typer.echo(f"{clock_table(program.micro_batches, program.stages)}\n")
     typer.echo(drawn)
 
 
@@ -122,21 +122,21 @@ def collectives(
     measured = None if table is None else MeasuredTable(table)
     if measured is not None:
         measured.time_us(kind, n_ranks, 0)  # raises if it has no such collectives
-    known = [one for one, _ in measured.sizes(kind, n_ranks)] if measured else []
+    sizes = [one for one, _ in measured.sizes(kind, n_ranks)] if measured else []
     links = Formula(group=who.group)
     rows = [
         collective_sizes.row_of(kind, who, one, measured, links)
-        for one in collective_sizes.sizes_around(size, known)
+        for one in collective_sizes.sizes_around(size, sizes)
     ]
     title = f"{op} on {n_ranks} {who.word}, {format_count(nodes, 'node')} of {machine}"
     if plot is not None:
         save_picture(collective_sizes.draw_sizes(rows, title), plot)
     if json:
         head = {"op": op, "machine": machine, "nodes": nodes, "ranks": n_ranks}
-        asked = next((row.to_json() for row in rows if row.nbytes == size), None)
+        requested = next((row.to_json() for row in rows if row.nbytes == size), None)
         known_sizes = [row.to_json() for row in rows]
         schema = collective_sizes.COLLECTIVES_SCHEMA
-        print_json({"schema": schema, **head, "asked": asked, "sizes": known_sizes})
+        print_json({"schema": schema, **head, "asked": requested, "sizes": known_sizes})
     else:
         typer.echo(title)
         if who.gpu is None:
@@ -148,8 +148,8 @@ def collectives(
         _print_sizes(rows, size)
 
 
-def _print_choice(asked: list[Any]) -> None:
-    for row in asked:
+def _print_choice(rows: list[Any]) -> None:
+    for row in rows:
         way, choice = row.algorithm, row.choice
         if choice is not None:
             channels = format_count(choice.channels, "channel")
@@ -160,7 +160,7 @@ def _print_choice(asked: list[Any]) -> None:
         )
 
 
-def _print_sizes(rows: list[Any], asked: int | None) -> None:
+def _print_sizes(rows: list[Any], requested: int | None) -> None:
     from sim.export.tables import text_table
     from sim.notebook import columns_that_speak
 
@@ -170,7 +170,7 @@ def _print_sizes(rows: list[Any], asked: int | None) -> None:
     lines = []
     for row in rows:
         off = "" if row.measured_us is None else f"{100 * (row.best_us / row.measured_us - 1):+.1f}%"
-        size = format_bytes(row.nbytes, iec=row.nbytes % 1024 == 0) + " <" * (row.nbytes == asked)
+        size = format_bytes(row.nbytes, iec=row.nbytes % 1024 == 0) + " <" * (row.nbytes == requested)
         more = {"size": size, "bus": rate(row.bus_gb_per_s(row.best_us)), "off": off}
         lines.append(row.to_json() | more | {"measured": rate(row.bus_gb_per_s(row.measured_us))})
     columns = ["size", "algorithm", "protocol", "channels", "NCCL expects: tuner_ns", "time: links_ns"]

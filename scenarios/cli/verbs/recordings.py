@@ -68,9 +68,9 @@ def diff(
     from sim.diff.differences import differences
 
     over_ns = None if over is None else parse_duration(over, what="--over")
-    given = (policy or (), sets or (), sets_a or (), sets_b or ())
+    arguments = (policy or (), sets or (), sets_a or (), sets_b or ())
     paths = [file] if other is None else [file, other]
-    sides = two_sides(paths, *given, allowed=allowed)
+    sides = two_sides(paths, *arguments, allowed=allowed)
     schedules = []
     for letter, side in zip("AB", sides, strict=True):
         with progress(f"{letter}: {side.title}"):
@@ -124,28 +124,28 @@ def whatif(
     from scenarios.variants.machine_what_ifs import machine_trials
     from scenarios.variants.what_ifs import WhatIfs, chosen, standard_trials, try_all
 
-    given = [_read_also(text) for text in also or ()]  # first of all, because it may be wrong
+    extra = [_read_also(text) for text in also or ()]  # first of all, because it may be wrong
     with progress(f"reading {file}"):
         what_ifs = WhatIfs(file, sets or (), allowed)
         name = what_ifs.name
         if what_ifs.settings:
-            if given or plot is not None:
-                option = "--also" if given else "--plot"
+            if extra or plot is not None:
+                option = "--also" if extra else "--plot"
                 raise InputError(f"{option} is of graphs; {name} has none of its own")
             return _try_settings(what_ifs, only or [""], json)
-        known = standard_trials(what_ifs.timed_graph)
+        candidates = standard_trials(what_ifs.timed_graph)
     with progress(f"simulating {name}"):
         recorded_ns = what_ifs.recorded_ns
         if not recorded_ns:  # do not list what only recordings have
-            known = [each for each in known if what_ifs.timed and not each.why_not]
-            first, second = known, machine_trials(what_ifs.trace)
+            candidates = [trial for trial in candidates if what_ifs.timed and not trial.why_not]
+            first, second = candidates, machine_trials(what_ifs.trace)
             if len(what_ifs.trace.job.graph) != len(what_ifs.graph):  # what a rewrite adds, these change, too
                 first, second = second, first
-            labels = {each.label for each in first}
-            known = [*first, *(each for each in second if each.label not in labels)]
-    trials = chosen(known, only or [""])
-    with progress(f"simulating {name} with {format_count(len(trials) + len(given), 'change')}"):
-        rows = list(try_all(what_ifs, trials, given))
+            labels = {trial.label for trial in first}
+            candidates = [*first, *(trial for trial in second if trial.label not in labels)]
+    trials = chosen(candidates, only or [""])
+    with progress(f"simulating {name} with {format_count(len(trials) + len(extra), 'change')}"):
+        rows = list(try_all(what_ifs, trials, extra))
     if plot is not None:
         save_picture(draw_what_ifs(name, rows), plot)
     if json:
@@ -179,8 +179,8 @@ def _read_also(text: str) -> Variant:
 
     value = read_yaml_text(text, f"--also {text}", places=False).plain()
     if not value or not all(isinstance(one, dict) for one in (value if isinstance(value, list) else [value])):
-        told = "should be a what-if, as in --also 'remove: [softmax]', or a list of such"
-        raise InputError(f"--also {text}: {told}")
+        message = "should be a what-if, as in --also 'remove: [softmax]', or a list of such"
+        raise InputError(f"--also {text}: {message}")
     with in_file(f"--also {text}"):
         read_what_if(value)
     return what_if(as_yaml_line(value), value)
@@ -284,8 +284,8 @@ def memory(
             continue
         if ops is not None:
             write_table(_event_table(done), ops)
-            until = "" if done.failure is None else f", up to event {len(done.events):,}"
-            say_written(f"{ops}{until}")
+            extent = "" if done.failure is None else f", up to event {len(done.events):,}"
+            say_written(f"{ops}{extent}")
         if done.failure is None:
             reports.append(_report_replay(done, name))
         else:
@@ -309,21 +309,21 @@ def _replay(events: Any, allocator: str, capacity: int | None, options: dict[str
         spec = read_allocator({"name": allocator, **options})
     if spec.malloc_ns or spec.free_ns or spec.synchronisation_ns:
         raise InputError("a replay has no clock: costs of malloc, free and synchronisation mean nothing here")
-    made = make_allocator(spec.allocator, capacity, name="the device", events=events, **spec.options)
-    return replay_until_full(events, made)
+    replayed = make_allocator(spec.allocator, capacity, name="the device", events=events, **spec.options)
+    return replay_until_full(events, replayed)
 
 
 def _report_replay(done: Replay, allocator: str) -> dict[str, Any]:
     """Return the results of a replay as plain values, sizes in bytes."""
-    at, recorded = done.peak_event, done.recorded
+    peak, recorded = done.peak_event, done.recorded
     return {
         "allocator": allocator,
         "events": len(done.events),
         "peak_in_use_bytes": done.peak_in_use,
         "peak_requested_bytes": int(done.requested.max(initial=0)),
         "peak_reserved_bytes": done.peak_reserved,
-        "peak_event": at + 1,
-        "fragmentation_bytes": int(done.fragmentation[at]) if at >= 0 else 0,
+        "peak_event": peak + 1,
+        "fragmentation_bytes": int(done.fragmentation[peak]) if peak >= 0 else 0,
         "worst_fragmentation_bytes": int(done.fragmentation.max(initial=0)),
         "device_mallocs": done.device_mallocs,
         "device_frees": done.device_frees,
@@ -355,9 +355,9 @@ def _print_replays(reports: list[dict[str, Any]]) -> None:
     columns += ["peak reserved: peak_reserved_bytes", "fragmentation_bytes"]
     print_table(text_table(reports, [*columns, "mallocs: device_mallocs", "frees: device_frees"]))
     first = reports[0]
-    held = ", ".join(f"{holder['id']} {size(holder['nbytes'])}" for holder in first["holders"])
+    holders = ", ".join(f"{holder['id']} {size(holder['nbytes'])}" for holder in first["holders"])
     typer.echo(
-        f"\n{format_count(first['events'], 'event')}; peak after event {first['peak_event']:,}: {held}"
+        f"\n{format_count(first['events'], 'event')}; peak after event {first['peak_event']:,}: {holders}"
     )
     if first["never_freed"]:
         typer.echo(f"{format_count(first['never_freed'], 'allocation')} never freed")

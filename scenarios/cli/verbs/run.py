@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import typer
 
 from scenarios.cli import running
-from scenarios.cli.output import print_json, print_repeats, print_told
+from scenarios.cli.output import print_json, print_repeats, print_report
 from sim.base.errors import InputError
 from sim.base.plugins import NOTHING, Allowed
 from sim.base.units import format_count, parse_duration
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from scenarios.regression import Checked
 
 
-_OF_RUN: Final = (
+_RUN_FILES: Final = (
     *("gantt", "trace", "ops", "memory", "links", "roofline", "plan"),
     *("tuning", "timeline", "memory-trace"),
 )
@@ -26,7 +26,7 @@ def run(
     scenario: str,
     policy: list[str] | None = None,
     sets: list[str] | None = None,
-    files: Any = _OF_RUN,
+    files: Any = _RUN_FILES,
     open_page: bool = False,
     arrows: bool = False,
     critical_path: bool = False,
@@ -51,32 +51,32 @@ def run(
     """
     charts = {"arrows": arrows, "critical_path": critical_path}
     running.check_charts(files, open_page, **charts)
-    wanted = show_graph or any(files.values())
-    if wanted:  # names are checked before anything runs
+    writes = show_graph or any(files.values())
+    if writes:  # names are checked before anything runs
         from scenarios.report.outputs import check_cases, check_outputs
 
         check_outputs({**files, "show-graph": show_graph})
     cases = running.cases_of(scenario, policy, sets, allowed)
-    if wanted:
+    if writes:
         check_cases(cases, files)
     if show_graph and len(cases) > 1:  # each may compile it differently
         raise InputError("--show-graph: shows the graph of one run; name one --policy")
     if repeat is not None and files["memory-trace"]:
         raise InputError("--memory-trace: holds the allocations of one run; leave out --repeat")
     repeats = [] if repeat is None else running.run_repeatedly(cases, repeat)
-    results = [each.result for each in repeats] or running.run_all(
+    results = [repeated.result for repeated in repeats] or running.run_all(
         cases, record_memory=bool(files["memory-trace"])
     )
     if json:
         objects = [result.to_json() for result in results]
-        for one, each in zip(objects, repeats, strict=False):
-            one["repeats"] = each.to_json()
+        for one, repeated in zip(objects, repeats, strict=False):
+            one["repeats"] = repeated.to_json()
         print_json(objects[0] if len(objects) == 1 else objects)
     else:
         for i, result in enumerate(results):
             if i:
                 typer.echo()
-            print_told(result)
+            print_report(result)
         if repeats:
             typer.echo()
             print_repeats(repeats)
@@ -118,7 +118,7 @@ def compare(
     if json:
         print_json(comparison.to_json())
     else:
-        print_told(comparison)
+        print_report(comparison)
     if comparison.failures and any(files.values()):
         failed = ", ".join(failure.label for failure in comparison.failures)
         typer.echo(f"not in the files that are written, as there is no result: {failed}", err=True)
@@ -185,8 +185,8 @@ def explain(
             typer.echo(f"{title}\n\n{text}", nl=False)
             continue
         typer.echo(explain_text(facts, gaps=most, longest=most, title=title), nl=False)
-        if told := result.summary.get("data_loading"):
-            typer.echo(f"\n{limit_line(told)}")
+        if loading := result.summary.get("data_loading"):
+            typer.echo(f"\n{limit_line(loading)}")
 
 
 CheckFormat = Literal["text", "json", "github"]
@@ -251,9 +251,9 @@ def _print_checked(one: Checked, format: CheckFormat) -> None:
         typer.echo(f"       {name}: no `expect:`")
     if format == "github":
         level = "error" if one.exit_status else "notice"
-        for place, told in one.complaints:
+        for place, message in one.complaints:
             typer.echo(
-                annotation(level, place, f"sim check: {one.label}" if one.label else "sim check", told)
+                annotation(level, place, f"sim check: {one.label}" if one.label else "sim check", message)
             )
     else:
         for line in one.messages:

@@ -73,8 +73,8 @@ def sweep(
 
     def on_point(k: int, n: int) -> None:
         if tick.before is None and k:
-            told = f"{k:,} of {n:,} points were done before"
-            typer.echo(f"{told} ({out}.points); what was warned of them is not said again", err=True)
+            done = f"{k:,} of {n:,} points were done before"
+            typer.echo(f"{done} ({out}.points); what was warned of them is not said again", err=True)
         tick(k, n)
 
     def show(rows: list[dict[str, Any]]) -> None:
@@ -188,10 +188,10 @@ def tune(
 
     def tell(tuning: Tuning) -> None:
         best = None if tuning.best is None else tuning.trials[tuning.best].row[goal.column]
-        shown = "none yet" if best is None else shown_result(goal.what, best)
+        best_text = "none yet" if best is None else shown_result(goal.what, best)
         all_settings = vary and not schedules and level is None
-        most = min(budget, tuner.size * len(tuner.seeds)) if all_settings else budget
-        tick(tuner.runs, most, f", best {shown}")
+        total = min(budget, tuner.size * len(tuner.seeds)) if all_settings else budget
+        tick(tuner.runs, total, f", best {best_text}")
 
     axes = axes_of(vary or [])
     tuner = Tuner(variants, goal, axes, policy or [None], levels, seed, tell, jobs)
@@ -210,8 +210,8 @@ def tune(
                 tuner.schedules(budget)
             tuner.compare_on_fresh_seeds()
     except KeyboardInterrupt as stopped:
-        kept = f"{table}.points keeps the runs, and the same command goes on there"
-        interrupted = stopped if table is None else KeyboardInterrupt(kept)
+        message = f"{table}.points keeps the runs, and the same command goes on there"
+        interrupted = stopped if table is None else KeyboardInterrupt(message)
     tuning = tuner.tuning
     if out is not None and tuning.best is not None:
         say_written(*tune_report.write_winner(tuning, out))
@@ -292,15 +292,15 @@ def optimum(
         assert first is not None
         raise first
     with progress("searching for the optimum"):
-        found = find_optimum(
+        solution = find_optimum(
             results, limit_ns=limit_ns, placed=not devices, seed=seed, what=minimise, jobs=jobs
         )
     if json:
-        print_json(found.to_json())
+        print_json(solution.to_json())
     else:
-        print_optimum(found, limit_ns)
+        print_optimum(solution, limit_ns)
     if out is not None:
-        best = found.best
+        best = solution.best
         cost = result_of_run(minimise, best.numbers, best.trace)
         unit = RESULTS[minimise].unit
         paths = write_found(
@@ -310,7 +310,7 @@ def optimum(
             own=best is results[0] and not policy,
             expect={minimise: unit.show(cost)},
             head="Found by sim optimum: "
-            + ("no schedule takes less." if found.proven else found.sentence(limit_ns)),
+            + ("no schedule takes less." if solution.proven else solution.sentence(limit_ns)),
         )
         say_written(*paths)
 
@@ -381,10 +381,10 @@ def bench(
         open_ = {row["instance"]: None for row in rows if row["known_upper_ns"] is None and not row["error"]}
         if open_:
             print(f"no best known: {list_names([*open_], 5)}; their gaps are to the best of these methods")
-    told = group_pairs(((row["instance"], row["error"]), row["method"]) for row in failed)
-    for (instance, error), names in told.items():
-        which = "" if len(names) == len(methods) else f", {', '.join(names)}"
-        typer.echo(f"{instance}{which}: {error}", err=True)
+    methods_by_error = group_pairs(((row["instance"], row["error"]), row["method"]) for row in failed)
+    for (instance, error), names in methods_by_error.items():
+        suffix = "" if len(names) == len(methods) else f", {', '.join(names)}"
+        typer.echo(f"{instance}{suffix}: {error}", err=True)
     for contradiction in wrong:
         typer.echo(f"cannot be: {contradiction}", err=True)
     if wrong or failed:
