@@ -377,7 +377,7 @@ class _Ops:
         facts, sources = nodes.op_facts(node, outputs, self.values, self.whole.dtype)
         where = f"node {nodes.node_name(node)!r} ({node.op_type})"
         inputs = [self.read(value) for value in sources]
-        made = op_arguments(facts, where, facts.attributes, known=facts.kind in COSTS)
+        made = op_arguments(facts, where, facts.attributes, has_formula=facts.kind in COSTS)
         dtype = nodes.compute_dtype(node, self.values, self.whole.dtype)
         name = self._add(self._name(node, len(outputs)), inputs=inputs, **made, dtype=dtype)
         self._refer(outputs, name)

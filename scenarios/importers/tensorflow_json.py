@@ -333,8 +333,10 @@ def _graph(file: File, batch: int | None, unknown: str) -> Graph:
         written = tuple(tensors[name])
         facts = op_facts(node["op"], given, written, node.get("attributes", {}))
         sized = recorded.open.keys().isdisjoint([*sources, *((name, k) for k in range(len(written)))])
-        known, where = facts.kind in COSTS and sized, f"node {name!r} ({node['op']})"
-        made = op_arguments(facts, where, plain_attributes(node.get("attributes", {})), known=known)
+        has_formula, where = facts.kind in COSTS and sized, f"node {name!r} ({node['op']})"
+        made = op_arguments(
+            facts, where, plain_attributes(node.get("attributes", {})), has_formula=has_formula
+        )
         reads = [(output_name(s, k), int(recorded.kinds[s] == "next_iteration")) for s, k in sources]
         pin, dtype = recorded.pin(name), recorded.dtype(name)
         builder.op(name, inputs=reads, after=after, **made, device=pin, dtype=dtype)

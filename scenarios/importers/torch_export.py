@@ -456,7 +456,7 @@ def _build(program: Any, name: str, dtype: str | None, trained: Mapping[str, str
             inputs[place] = builder.op(f"operand {place} of {node.name}", **clone)
         read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
         computing = [*_values(node), *read]  # operands of several types are brought to that of the result
-        made = op_arguments(facts, where, attributes, known=facts.kind in COSTS)
+        made = op_arguments(facts, where, attributes, has_formula=facts.kind in COSTS)
         if (whole := _whole_of(node)) is not node:  # who reads it from now on, reads what is written here
             made["outputs"] = [of.nbytes for of in _facts([whole], dtype)]
             made["attributes"]["view_of"] = tensors.index(node.args[0])

@@ -85,8 +85,8 @@ def read_attribute(name: str, value: Any, machine: Machine) -> None:
     if name in axes:
         return
     known = [*ATTRIBUTES, *sorted(axes)]
-    ours = (FixedCost, FittedCost, RooflineCost, TableCost, TiledCost)  # these need no other attributes
-    if nearest(name, known) is not None or all(isinstance(one, ours) for one in models):
+    builtin = (FixedCost, FittedCost, RooflineCost, TableCost, TiledCost)  # these need no other attributes
+    if nearest(name, known) is not None or all(isinstance(model, builtin) for model in models):
         raise UnknownNameError("attribute", name, known)
 
 
@@ -94,13 +94,13 @@ def _models_and_axes(machine: Machine) -> tuple[list[CostModel], set[str]]:
     """Return the cost models of a machine, and the axes of their tables, which are also attributes."""
     from devices.cost.cost_models import TableCost, models_of
 
-    models = [one for device in machine.devices for one in models_of(device.cost)]
-    tables = (table for one in models if isinstance(one, TableCost) for table in one.tables)
+    models = [model for device in machine.devices for model in models_of(device.cost)]
+    tables = (table for model in models if isinstance(model, TableCost) for table in model.tables)
     return models, {axis.name for table in tables for axis in table.axes}
 
 
 @cache
-def _meant(name: str) -> str | None:
+def _similar_attribute(name: str) -> str | None:
     """Return the known attribute of a similar name; cached, as every run of a search asks for a few."""
     return nearest(name, ATTRIBUTES, likeness=0.8)
 
@@ -117,7 +117,7 @@ def check_attributes(graph: Graph, machine: Machine) -> None:
         Nothing reads an attribute, and its name is similar to one of ours.
     """
     unread = set().union(*graph.attributes.values()).difference(ATTRIBUTES, _ALIKE)
-    near = {name: meant for name in unread if (meant := _meant(name))}
+    near = {name: similar for name in unread if (similar := _similar_attribute(name))}
     axes = _models_and_axes(machine)[1] if near else set()
     for name in sorted(set(near) - axes):
         where = graph.op_names[next(iter(graph.attribute(name)))]
@@ -189,8 +189,8 @@ def computed_in(dtype: str | None, graph: Graph) -> Graph:
         The type is quantized: its scales and conversions are not in the graph.
     """
     if dtype not in (None, "tf32") and nbytes((2,), dtype) <= 2:
-        told = f"{graph.name}: in {dtype} as asked for; what scales and conversions cost is not added"
-        warnings.warn(told, stacklevel=3)
+        message = f"{graph.name}: in {dtype} as asked for; what scales and conversions cost is not added"
+        warnings.warn(message, stacklevel=3)
     from devices.cost.cost_models import MATRIX_KINDS
 
     if dtype != "tf32" or "fp32" not in graph.dtypes:

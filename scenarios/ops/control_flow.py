@@ -138,11 +138,11 @@ def while_loop(
     for variable, initial in variables.items():
         enter = add(f"{variable}/enter", "enter", [initial], **frame)
         merges[variable] = add(f"{variable}/merge", "merge", [enter, (f"{name}/{variable}/next", 1)])
-    inside = {
+    inner = {
         tensor: add(f"{tensor}/enter", "enter", [tensor], constant=True, **frame) for tensor in invariants
     }
     if condition is not None:
-        test = condition(builder, {**inside, **merges})
+        test = condition(builder, {**inner, **merges})
     else:
         test = builder.op(
             f"{name}/test", inputs=list(merges.values())[:1], duration_ns=condition_ns, device=device
@@ -150,14 +150,14 @@ def while_loop(
     goes_on = add("cond", "loop_cond", [test], trips=trips)
     for variable, merge in merges.items():
         switch = add(f"{variable}/switch", "switch", [merge, goes_on])
-        inside[variable] = f"{switch}:1"
-    kept = {inside[tensor] for tensor in invariants}
-    after = {**inside, **body(builder, dict(inside))}
-    out = {}
+        inner[variable] = f"{switch}:1"
+    fixed = {inner[tensor] for tensor in invariants}
+    after = {**inner, **body(builder, dict(inner))}
+    results = {}
     for variable in variables:
         # An invariant would go on to the next iteration without waiting for the condition. It is put behind
         # the condition, as by TensorFlow's `_MaybeAddControlDependency` (python/ops/control_flow_ops.py).
-        goes = [add(f"{variable}/body", "identity", [inside[variable]])] if after[variable] in kept else []
+        goes = [add(f"{variable}/body", "identity", [inner[variable]])] if after[variable] in fixed else []
         add(f"{variable}/next", "next_iteration", [after[variable]], goes)
-        out[variable] = add(f"{variable}/exit", "exit", [f"{name}/{variable}/switch"])
-    return out
+        results[variable] = add(f"{variable}/exit", "exit", [f"{name}/{variable}/switch"])
+    return results

@@ -81,29 +81,29 @@ def is_functional(record: Record) -> bool:
 
 def check_size(records: Sequence[Record], functions: Mapping[str, Function]) -> None:
     """Raise before inlining if the result would have too many ops or be nested too deeply."""
-    known: dict[str, tuple[int, int]] = {}
+    measured: dict[str, tuple[int, int]] = {}
 
     def measure(ops: Sequence[Record], above: tuple[str, ...]) -> tuple[int, int]:
         """Return the number of ops after inlining, and the depth of nesting."""
-        if len(above) > _DEEPEST:
+        if len(above) > _MAX_DEPTH:
             raise GraphError(
-                f"functions call one another more than {_DEEPEST} levels deep ({above[0]!r} ...)"
+                f"functions call one another more than {_MAX_DEPTH} levels deep ({above[0]!r} ...)"
             )
         count, depth = len(ops), 0
         for op in filter(is_functional, ops):
             called = {str(op["attributes"].get(key)) for key in ("body", "then", "else", "cond")}
             for name in called & functions.keys() - set(above):  # recursion is refused later
-                if name not in known:
-                    known[name] = measure(functions[name].ops, (*above, name))
-                count, depth = count + known[name][0], max(depth, 1 + known[name][1])
-        if depth > _DEEPEST:
-            raise GraphError(f"functions call one another more than {_DEEPEST} levels deep")
+                if name not in measured:
+                    measured[name] = measure(functions[name].ops, (*above, name))
+                count, depth = count + measured[name][0], max(depth, 1 + measured[name][1])
+        if depth > _MAX_DEPTH:
+            raise GraphError(f"functions call one another more than {_MAX_DEPTH} levels deep")
         return count, depth
 
     at_most(MOST_BUILT, measure(records, ())[0], "ops, with those of functions,")
 
 
-_DEEPEST: Final = 64
+_MAX_DEPTH: Final = 64
 """Deepest nesting of functions."""
 
 
@@ -151,7 +151,7 @@ class _Scope:
     ----------
     prefix : str
         Prefix of the names of its ops.
-    given : mapping
+    arguments : mapping
         Input of the function → name of its argument.
     begins : sequence
         Edges for ops that read no other op of the function.
@@ -169,7 +169,7 @@ class _Scope:
     functions: Mapping[str, Function]
     ops: Sequence[Record]
     prefix: str = ""
-    given: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     begins: Sequence[Any] = ()
     pivot: Callable[[], Sequence[Any]] = tuple
     free: frozenset[Any] = frozenset()
@@ -204,14 +204,14 @@ class _Scope:
     def _is_free(self, value: Any) -> bool:
         return (value if isinstance(value, str) else value[0]) in self.free
 
-    def _entering(self, value: Any, after: Sequence[Any]) -> Sequence[Any]:
+    def _entry_edges(self, value: Any, after: Sequence[Any]) -> Sequence[Any]:
         """Return what a value follows on its way into a frame: as its op does, or, if free, the pivot."""
         return after or (self.pivot() if self._is_free(value) else ())
 
     def _split(self, ref: Any) -> tuple[str, int, int]:
         """Return op (or input), output and distance of a reference."""
         name, distance = (ref, 0) if isinstance(ref, str) else ref
-        if name in self.records or name in self.given:
+        if name in self.records or name in self.arguments:
             return name, 0, distance
         op, k = split_output(name) or (name, 0)
         return (op, k, distance) if op in self.records else (name, 0, distance)
@@ -219,28 +219,28 @@ class _Scope:
     def value(self, ref: Any) -> Any:
         """Return the meaning of a reference in the graph being built."""
         name, k, distance = self._split(ref)
-        if name in self.given:
-            return _later(self.given[name], distance)
+        if name in self.arguments:
+            return _shift_back(self.arguments[name], distance)
         if name not in self.records:
             if self.prefix:
                 raise GraphError(
                     f"{self._where()}: {name!r} is neither an input nor an op of the function; "
                     "hand over what it reads as an input"
                 ).about(self.prefix.rstrip("/"), self.key)
-            return _later(name, distance)
+            return _shift_back(name, distance)
         if not is_functional(self.records[name]):
-            return _later(output_name(self.prefix + name, k), distance)
+            return _shift_back(output_name(self.prefix + name, k), distance)
         results, _ = self._inline(name)
         if k >= len(results):
             op = self.prefix + name
             raise GraphError(f"{op} has {len(results)} result(s), counted from 0, not {k}").about(op)
-        return _later(results[k], distance)
+        return _shift_back(results[k], distance)
 
     def _control(self, ref: Any) -> list[Any]:
         name, _, distance = self._split(ref)
         if name in self.records and is_functional(self.records[name]):
-            return [_later(end, distance) for end in self._inline(name)[1]]
-        return [_later(self.prefix + name if name in self.records else name, distance)]
+            return [_shift_back(end, distance) for end in self._inline(name)[1]]
+        return [_shift_back(self.prefix + name if name in self.records else name, distance)]
 
     def _where(self) -> str:
         return f"function {self.stack[-1]!r}, written out for {self.prefix.rstrip('/')!r}"
@@ -252,7 +252,7 @@ class _Scope:
         if name not in self.done:
             record = self.records[name]
             if record["attributes"].get("fails"):
-                raise self._wrong(self.prefix + name, " stands for other ops; let one of these fail", "fails")
+                raise self._error(self.prefix + name, " stands for other ops; let one of these fail", "fails")
             self.done[name] = None
             edges = self._edges(record)
             write = {"call": self._call, "if": self._if, "while": self._while}[record["kind"]]
@@ -263,33 +263,33 @@ class _Scope:
         written = self.done[name]
         if written is None:  # a cycle; it has no meaning across iterations either
             op = self.prefix + name
-            raise self._wrong(op, " stands for other ops, which cannot wait for its results")
+            raise self._error(op, " stands for other ops, which cannot wait for its results")
         return written
 
     def _function(self, record: Record, key: str, n_inputs: int) -> Function:
         name: Any = record["attributes"].get(key)
         op = self.prefix + record["name"]
         if not isinstance(name, str):
-            raise self._wrong(op, f" of kind {record['kind']} needs attributes: {{{key}: FUNCTION}}", key)
+            raise self._error(op, f" of kind {record['kind']} needs attributes: {{{key}: FUNCTION}}", key)
         if name not in self.functions:
-            raise self._wrong(op, f": {UnknownNameError('function', name, self.functions)}", key)
+            raise self._error(op, f": {UnknownNameError('function', name, self.functions)}", key)
         if name in self.stack:
             chain = " -> ".join((*self.stack[self.stack.index(name) :], name))
-            raise self._wrong(op, f": function {name!r} calls itself ({chain}), which has no end", key)
+            raise self._error(op, f": function {name!r} calls itself ({chain}), which has no end", key)
         function = self.functions[name]
         if (n := len(function.inputs)) != n_inputs:
-            raise self._wrong(op, f" gives {n_inputs} input(s) to function {name!r}, which has {n}", key)
+            raise self._error(op, f" gives {n_inputs} input(s) to function {name!r}, which has {n}", key)
         return function
 
-    def _wrong(self, op: str, what: str, key: str | None = None) -> GraphError:
+    def _error(self, op: str, problem: str, key: str | None = None) -> GraphError:
         """Return an error about an op and its attribute `key`."""
-        return GraphError(f"op {op!r}{what}").about(op, key)
+        return GraphError(f"op {op!r}{problem}").about(op, key)
 
     def _write(
-        self, function: Function, prefix: str, given: Sequence[Any], key: str, **around: Any
+        self, function: Function, prefix: str, arguments: Sequence[Any], key: str, **around: Any
     ) -> tuple[list[Any], list[str]]:
         """Add the ops of a function; return its results and its last ops."""
-        values = dict(zip(function.inputs, given, strict=True))
+        values = dict(zip(function.inputs, arguments, strict=True))
         around |= {"stack": (*self.stack, function.name), "key": key}
         scope = _Scope(self.builder, self.functions, function.ops, prefix, values, **around)
         scope.add()
@@ -299,7 +299,7 @@ class _Scope:
         last = [op["name"] for op in function.ops if op["name"] not in read]
         return results, [edge for name in last for edge in scope._control(name)]
 
-    def _starts(self, function: Function, *above: str) -> bool:
+    def _needs_pivot(self, function: Function, *above: str) -> bool:
         """Whether an op of a function, or of one that it calls, has no inputs and so needs the pivot."""
         above = (*above, function.name)
         for op in function.ops:
@@ -308,7 +308,7 @@ class _Scope:
             called = str(op["attributes"].get("body")) if is_functional(op) and op["kind"] == "call" else ""
             # Recursion is refused later.
             inner = self.functions.get(called) if called not in above else None
-            if inner is not None and self._starts(inner, *above):
+            if inner is not None and self._needs_pivot(inner, *above):
                 return True
         return False
 
@@ -323,14 +323,14 @@ class _Scope:
             around = {"begins": after, "pivot": self.pivot, "free": self.free}
             return self._write(function, prefix, inputs, "body", **around)
         if not inputs or not function.results:
-            raise self._wrong(self.prefix + name, ": a frame of its own needs an input and a result")
+            raise self._error(self.prefix + name, ": a frame of its own needs an input and a result")
         frame: dict[str, Any] = {"kind": "enter", "duration_ns": 0}
         frame["attributes"] = {"frame": self.prefix + name, "parallel_iterations": 1}
-        inside = [
-            self.builder.op(f"{prefix}{p}/enter", inputs=[x], after=self._entering(x, after), **frame)
+        enters = [
+            self.builder.op(f"{prefix}{p}/enter", inputs=[x], after=self._entry_edges(x, after), **frame)
             for p, x in zip(function.inputs, inputs, strict=True)
         ]
-        results, ends = self._write(function, prefix, inside, "body", pivot=lambda: inside[:1])
+        results, ends = self._write(function, prefix, enters, "body", pivot=lambda: enters[:1])
         exits = [
             self.builder.op(f"{prefix}exit{k}", kind="exit", inputs=[x], after=ends, duration_ns=0)
             for k, x in enumerate(results)
@@ -340,12 +340,12 @@ class _Scope:
     def _if(self, record: Record, inputs: list[Any], after: list[Any]) -> tuple[list[Any], list[str]]:
         name = self.prefix + record["name"]
         if not inputs:
-            raise self._wrong(name, " of kind if needs an input that decides")
+            raise self._error(name, " of kind if needs an input that decides")
         values = inputs[1:]
         sides = {key: self._function(record, key, len(values)) for key in ("then", "else")}
         counts = [len(side.results) for side in sides.values()]
         if counts[0] != counts[1] or not counts[0]:
-            raise self._wrong(
+            raise self._error(
                 name,
                 f": its branches return {counts[0]} and {counts[1]} results; they should return "
                 "equally many, and at least one",
@@ -353,11 +353,11 @@ class _Scope:
         predicate = self._identity(f"{name}/begin", inputs[0], after) if after else inputs[0]
 
         def branch(key: str) -> Any:
-            def write(builder: GraphBuilder, inside: Mapping[Any, str]) -> list[Any]:
-                starts = self._starts(sides[key])
-                pivot = [self._identity(f"{name}/{key}", inside[predicate])] if starts else []
-                given = [inside[x] for x in values]
-                results, ends = self._write(sides[key], f"{name}/{key}/", given, key, pivot=lambda: pivot)
+            def write(builder: GraphBuilder, names: Mapping[Any, str]) -> list[Any]:
+                starts = self._needs_pivot(sides[key])
+                pivot = [self._identity(f"{name}/{key}", names[predicate])] if starts else []
+                inputs = [names[x] for x in values]
+                results, ends = self._write(sides[key], f"{name}/{key}/", inputs, key, pivot=lambda: pivot)
                 stray = [end for end in ends if end not in results]
                 if stray:  # nothing reads them, but the op ends only when they do
                     results[0] = self._identity(f"{name}/{key}/end", results[0], stray)
@@ -367,7 +367,7 @@ class _Scope:
 
         from scenarios.ops.control_flow import cond
 
-        starts = any(map(self._starts, sides.values()))
+        starts = any(map(self._needs_pivot, sides.values()))
         switched = list(dict.fromkeys([predicate, *values])) if starts else values
         merges = cond(self.builder, name, predicate, switched, branch("then"), branch("else"))
         return merges, merges
@@ -376,7 +376,7 @@ class _Scope:
         name, attributes = self.prefix + record["name"], record["attributes"]
         body = self._function(record, "body", len(inputs))
         if len(body.results) != len(inputs):
-            raise self._wrong(
+            raise self._error(
                 name,
                 f": inputs of the body are {len(inputs)}, and its results {len(body.results)}; "
                 "the results are the next values of the inputs",
@@ -384,40 +384,40 @@ class _Scope:
             )
         test = self._function(record, "cond", len(inputs)) if "cond" in attributes else None
         if test is not None and len(test.results) != 1:
-            raise self._wrong(name, f": its condition returns {len(test.results)} results, not one", "cond")
+            raise self._error(name, f": its condition returns {len(test.results)} results, not one", "cond")
         if attributes.get("trips") is None:
-            raise self._wrong(name, " of kind while needs attributes: {trips: N}, how often it runs")
+            raise self._error(name, " of kind while needs attributes: {trips: N}, how often it runs")
         values = dict(zip(body.inputs, inputs, strict=True))
         for p, x in values.items():
-            follows = self._entering(x, after)
+            follows = self._entry_edges(x, after)
             if follows or not isinstance(x, str):
                 values[p] = self._identity(f"{name}/{p}", x, follows)
         changing = {p: values[p] for p, r in zip(body.inputs, body.results, strict=True) if r != p}
         if not changing:
-            raise self._wrong(name, ": the body of a loop changes none of its variables", "body")
+            raise self._error(name, ": the body of a loop changes none of its variables", "body")
         first = next(iter(changing))
 
-        def inner_inputs(inside: Mapping[str, str]) -> list[str]:
-            return [inside[p if p in changing else values[p]] for p in body.inputs]
+        def inner_inputs(names: Mapping[str, str]) -> list[str]:
+            return [names[p if p in changing else values[p]] for p in body.inputs]
 
-        def step(builder: GraphBuilder, inside: dict[str, str]) -> dict[str, str]:
-            pivot = cache(lambda: [self._identity(f"{name}/body", inside[first])])
-            free = frozenset(inside[x] for p, x in values.items() if p not in changing)
+        def step(builder: GraphBuilder, names: dict[str, str]) -> dict[str, str]:
+            pivot = cache(lambda: [self._identity(f"{name}/body", names[first])])
+            free = frozenset(names[x] for p, x in values.items() if p not in changing)
             results, _ = self._write(
-                body, f"{name}/body/", inner_inputs(inside), "body", pivot=pivot, free=free
+                body, f"{name}/body/", inner_inputs(names), "body", pivot=pivot, free=free
             )
             return {p: r for p, r in zip(body.inputs, results, strict=True) if p in changing}
 
-        def decide(builder: GraphBuilder, inside: dict[str, str]) -> str:
+        def decide(builder: GraphBuilder, names: dict[str, str]) -> str:
             assert test is not None
             results, _ = self._write(
-                test, f"{name}/test/", inner_inputs(inside), "cond", pivot=lambda: [inside[first]]
+                test, f"{name}/test/", inner_inputs(names), "cond", pivot=lambda: [names[first]]
             )
             return str(results[0])
 
         from scenarios.ops.control_flow import while_loop
 
-        out = while_loop(
+        exits = while_loop(
             self.builder,
             name,
             changing,
@@ -427,10 +427,10 @@ class _Scope:
             parallel_iterations=attributes.get("parallel_iterations", 10),
             condition=decide if test is not None else None,
         )
-        return [out[p] if p in changing else values[p] for p in body.inputs], list(out.values())
+        return [exits[p] if p in changing else values[p] for p in body.inputs], list(exits.values())
 
 
-def _later(value: Any, distance: int) -> Any:
+def _shift_back(value: Any, distance: int) -> Any:
     """Return a reference from `distance` iterations further back."""
     if not distance:
         return value

@@ -74,7 +74,7 @@ def cost_of(op: OpFacts) -> Cost:
 
 
 def op_arguments(
-    op: OpFacts, where: str, attributes: Mapping[str, Any], *, known: bool = True
+    op: OpFacts, where: str, attributes: Mapping[str, Any], *, has_formula: bool = True
 ) -> dict[str, Any]:
     """Return the arguments of `GraphBuilder.op` for an op with shapes: kind, outputs, cost, attributes.
 
@@ -85,7 +85,7 @@ def op_arguments(
         The op, in messages.
     attributes : mapping
         Extended by the sizes that cost models use and, for a view, by its source.
-    known : bool
+    has_formula : bool
         Whether there is a formula; if not, the op has no flop, and the bytes of its tensors.
 
     Raises
@@ -94,8 +94,8 @@ def op_arguments(
         An input that the formula needs is absent.
     """
     with in_file(where):
-        cost = cost_of(op) if known else Cost(0, op.read, op.written)
-    more = {**attributes, **(measured_shape(op) if known else {})}
+        cost = cost_of(op) if has_formula else Cost(0, op.read, op.written)
+    more = {**attributes, **(measured_shape(op) if has_formula else {})}
     if op.kind in VIEWS and op.inputs:
         more["view_of"] = 0
     sizes = [output.nbytes for output in op.outputs]
@@ -218,25 +218,25 @@ def refuse_costless(job: Job) -> None:
         For the first such op.
     """
     graph = job.graph
-    unsaid = (graph.longest_ns() == UNSET) & (graph.flops == 0)
-    unsaid &= (graph.bytes_read == 0) & (graph.bytes_written == 0) & ~graph.is_kind(*FREE)
+    unspecified = (graph.longest_ns() == UNSET) & (graph.flops == 0)
+    unspecified &= (graph.bytes_read == 0) & (graph.bytes_written == 0) & ~graph.is_kind(*FREE)
     if job.machine.collectives is not None:  # its model has timed them
-        unsaid &= ~job.meets
-    if not unsaid.any():
+        unspecified &= ~job.meets
+    if not unspecified.any():
         return
     from devices.cost.cost_models import RooflineCost, models_of
     from devices.cost.npu_tiles import TiledCost
 
-    nothing = unsaid & (job.duration_ns == 0)
+    costless = unspecified & (job.duration_ns == 0)
     for d, device in enumerate(job.machine.devices):
-        here, last = job.device_of == d, models_of(device.cost)[-1:]
+        on_device, last = job.device_of == d, models_of(device.cost)[-1:]
         if not all(isinstance(model, RooflineCost | TiledCost) for model in last):  # other models may know
-            nothing &= ~here
-        elif device.details.preset and device.cost is not None and (unsaid & here).any():
+            costless &= ~on_device
+        elif device.details.preset and device.cost is not None and (unspecified & on_device).any():
             # The overhead of a preset's kind is not a time that somebody gave to the op.
-            nothing |= unsaid & here & (last[0].durations_ns(graph, device) == job.duration_ns)
-    if nothing.any():
-        name, count = graph.op_names[int(nothing.argmax())], int(nothing.sum()) - 1
+            costless |= unspecified & on_device & (last[0].durations_ns(graph, device) == job.duration_ns)
+    if costless.any():
+        name, count = graph.op_names[int(costless.argmax())], int(costless.sum()) - 1
         more = f" (and {format_count(count, 'other op')})" if count else ""
         raise GraphError(
             f"op {name!r}{more} has no duration, no flops and no bytes, so it would take no time; "
@@ -256,14 +256,14 @@ def refuse_costless(job: Job) -> None:
 # ways of counting, such as what a backward reads again, have a minimum and a maximum. Ops with a duration are
 # not checked, nor are the bytes of an op without a data type.
 
-_FACTOR: Final = 2
-_WIDEST: Final = 4
+_TOLERANCE: Final = 2
+_MAX_ELEMENT_BYTES: Final = 4
 """Most bytes per element of a result; its inputs may have fewer."""
-_QUANTIZED: Final = 0.25
-"""Least bytes of an element that a product reads, for each of its result: int8 beside fp32, say."""
+_MIN_READ_RATIO: Final = 0.25
+"""A product reads at least this part of the bytes of its result's type: int8 beside fp32, say."""
 
 Sizes = Mapping[str, Any]
-Said = tuple[tuple[float, float], tuple[float, float]]
+Bounds = tuple[tuple[float, float], tuple[float, float]]
 """Minimum and maximum of the flop, and of the elements that are read and written."""
 
 
@@ -289,43 +289,43 @@ def warn_of_contradictions(graph: Graph) -> None:
     rules = [_RULES.get(kind) for kind in graph.kinds]
     if not any(rules):
         return
-    each = [BITS.get(dtype_name(dtype), 0) / 8 for dtype in graph.dtypes]
+    element_bytes = [BITS.get(dtype_name(dtype), 0) / 8 for dtype in graph.dtypes]
     timed = graph.longest_ns() != UNSET
     columns = graph.kind_code, graph.dtype_code, graph.flops, graph.bytes_read + graph.bytes_written, timed
     kinds, dtypes, flops, nbytes, has_time = (column.tolist() for column in columns)
-    first, found = "", 0
+    first, count = "", 0
     for op, sizes in graph.attributes.items():
         rule = rules[kinds[op]]
         if rule is None or has_time[op] or not all(_is_size(sizes.get(name)) for name in rule[0].split()):
             continue
         try:
-            (least, most), (low, high) = rule[1](sizes)
+            (min_flops, max_flops), (low, high) = rule[1](sizes)
         except (TypeError, IndexError, ZeroDivisionError):  # attributes with other meanings of these names
             continue
-        said = _tell_contradiction(flops[op], least, most, "its flops are", format_flops)
-        if not said and dtypes[op] != UNSET and (size := each[dtypes[op]]):
-            said = _tell_contradiction(
-                nbytes[op], low * size, high * max(size, _WIDEST), "its bytes are", format_bytes
+        problem = _contradiction(flops[op], min_flops, max_flops, "its flops are", format_flops)
+        if not problem and dtypes[op] != UNSET and (size := element_bytes[dtypes[op]]):
+            problem = _contradiction(
+                nbytes[op], low * size, high * max(size, _MAX_ELEMENT_BYTES), "its bytes are", format_bytes
             )
-        if said:
-            found += 1
+        if problem:
+            count += 1
             *names, last = rule[0].split()
-            kind = graph.kinds[kinds[op]]
-            first = first or f"op {graph.op_names[op]!r} ({kind}): {', '.join(names)} and {last} say {said}"
-    if found:
-        count = "it contradicts itself" if found == 1 else f"{found} ops contradict themselves"
+            op_text = f"op {graph.op_names[op]!r} ({graph.kind(op)})"
+            first = first or f"{op_text}: {', '.join(names)} and {last} say {problem}"
+    if count:
+        verdict = "it contradicts itself" if count == 1 else f"{count} ops contradict themselves"
         warnings.warn(
-            f"{first}; {count} more than twofold, and cost models that know shapes go by sizes, others by "
+            f"{first}; {verdict} more than twofold, and cost models that know shapes go by sizes, others by "
             "flops and bytes",
             stacklevel=2,
         )
 
 
-def _tell_contradiction(has: int, low: float, high: float, what: str, text: Callable[..., str]) -> str:
+def _contradiction(actual: int, low: float, high: float, noun: str, to_text: Callable[..., str]) -> str:
     """Return what the sizes imply and what the op has, if they contradict; "" if not, or if it has 0."""
-    if not has or (low <= _FACTOR * has and has <= _FACTOR * high):
+    if not actual or (low <= _TOLERANCE * actual and actual <= _TOLERANCE * high):
         return ""
-    return f"{text(round(high if has > high else low))}, {what} {text(has)}"
+    return f"{to_text(round(high if actual > high else low))}, {noun} {to_text(actual)}"
 
 
 def _is_size(value: Any) -> bool:
@@ -338,51 +338,51 @@ def _is_size(value: Any) -> bool:
 # -- flop and elements implied by sizes -----------------------------------------------------------
 
 
-def _product(of: Sizes) -> Said:
+def _product(sizes: Sizes) -> Bounds:
     """Each product reads its own three matrices; or one left matrix is shared by all the right ones."""
-    m, n, k, batch = of["m"], of["n"], of["k"], of.get("batch", 1)
+    m, n, k, batch = sizes["m"], sizes["n"], sizes["k"], sizes.get("batch", 1)
     flops, written, right = 2 * batch * m * n * k, batch * m * n, batch * k * n
-    low = written + _QUANTIZED * (m * k + right)
+    low = written + _MIN_READ_RATIO * (m * k + right)
     return (flops, flops), (low, written + right + batch * m * k)
 
 
-def _attention(of: Sizes, least: int = 4, most: int = 4, times: int = 1) -> Said:
+def _attention(sizes: Sizes, min_flops: int = 4, max_flops: int = 4, times: int = 1) -> Bounds:
     """Two products forward, five backward; the maximum counts all scores even if a mask hides some."""
-    keys, width = of.get("kv_len", of["seq_len"]), of["head_dim"]
-    rows, seen = of["heads"] * of["seq_len"], min(keys, of.get("window") or keys)
-    low = least * of["batch"] * rows * seen * width // (2 if of.get("causal") else 1)
-    high = (most * width + 11) * of["batch"] * rows * keys
-    elements = 2 * of["batch"] * (rows + keys * of.get("kv_heads", of["heads"])) * width
+    keys, width = sizes.get("kv_len", sizes["seq_len"]), sizes["head_dim"]
+    rows, visible = sizes["heads"] * sizes["seq_len"], min(keys, sizes.get("window") or keys)
+    low = min_flops * sizes["batch"] * rows * visible * width // (2 if sizes.get("causal") else 1)
+    high = (max_flops * width + 11) * sizes["batch"] * rows * keys
+    elements = 2 * sizes["batch"] * (rows + keys * sizes.get("kv_heads", sizes["heads"])) * width
     return (low, high), (elements, times * elements)
 
 
-def _conv(of: Sizes, times: int = 1) -> Said:
-    image, kernel, axes = of["input_shape"], of["kernel_shape"], len(of["input_shape"])
-    usual = {"strides": [1] * axes, "pads": [0] * 2 * axes, "dilations": [1] * axes}
-    made = convolution_sizes(image, kernel, **{name: of.get(name) or given for name, given in usual.items()})
-    weights = math.prod(kernel) * of["in_channels"] // (of.get("group") or 1)
-    written = of["batch"] * of["out_channels"] * math.prod(made)
-    read = of["batch"] * of["in_channels"] * math.prod(image) + weights * of["out_channels"]
+def _conv(sizes: Sizes, times: int = 1) -> Bounds:
+    image, kernel, axes = sizes["input_shape"], sizes["kernel_shape"], len(sizes["input_shape"])
+    defaults = {"strides": [1] * axes, "pads": [0] * 2 * axes, "dilations": [1] * axes}
+    windows = {name: sizes.get(name) or default for name, default in defaults.items()}
+    weights = math.prod(kernel) * sizes["in_channels"] // (sizes.get("group") or 1)
+    written = sizes["batch"] * sizes["out_channels"] * math.prod(convolution_sizes(image, kernel, **windows))
+    read = sizes["batch"] * sizes["in_channels"] * math.prod(image) + weights * sizes["out_channels"]
     flops = 2 * weights * written
-    return (flops, times * flops), (written + _QUANTIZED * read, times * (written + read))
+    return (flops, times * flops), (written + _MIN_READ_RATIO * read, times * (written + read))
 
 
-def _rows(of: Sizes) -> Said:
+def _rows(sizes: Sizes) -> Bounds:
     """A loss may write little, a backward may read and write four tensors."""
-    return (0, math.inf), (of["rows"] * of["columns"], 4 * of["rows"] * of["columns"])
+    return (0, math.inf), (sizes["rows"] * sizes["columns"], 4 * sizes["rows"] * sizes["columns"])
 
 
-_OF_ATTENTION: Final = "batch seq_len heads head_dim"
-_OF_CONV: Final = "batch in_channels out_channels input_shape kernel_shape"
-_ON_ROWS: Final = """softmax log_softmax softmax_grad layer_norm rms_norm layer_norm_grad batch_norm
+_ATTENTION_SIZES: Final = "batch seq_len heads head_dim"
+_CONV_SIZES: Final = "batch in_channels out_channels input_shape kernel_shape"
+_ROW_KINDS: Final = """softmax log_softmax softmax_grad layer_norm rms_norm layer_norm_grad batch_norm
     batch_norm_grad instance_norm group_norm softmax_cross_entropy sparse_softmax_cross_entropy cum_sum"""
 
-_RULES: Final[Mapping[str, tuple[str, Callable[[Sizes], Said]]]] = {
+_RULES: Final[Mapping[str, tuple[str, Callable[[Sizes], Bounds]]]] = {
     **dict.fromkeys(("matmul", "gemm", "linear"), ("m n k", _product)),
-    "attention": (_OF_ATTENTION, _attention),
-    "attention_grad": (_OF_ATTENTION, partial(_attention, least=8, most=10, times=3)),
-    **dict.fromkeys(("conv", "depthwise_conv", "conv_input_grad", "conv_weight_grad"), (_OF_CONV, _conv)),
-    "conv_grad": (_OF_CONV, partial(_conv, times=2)),
-    **dict.fromkeys(_ON_ROWS.split(), ("rows columns", _rows)),
+    "attention": (_ATTENTION_SIZES, _attention),
+    "attention_grad": (_ATTENTION_SIZES, partial(_attention, min_flops=8, max_flops=10, times=3)),
+    **dict.fromkeys(("conv", "depthwise_conv", "conv_input_grad", "conv_weight_grad"), (_CONV_SIZES, _conv)),
+    "conv_grad": (_CONV_SIZES, partial(_conv, times=2)),
+    **dict.fromkeys(_ROW_KINDS.split(), ("rows columns", _rows)),
 }
 """Op kind -> the sizes that it must have (lists have one number per axis), and what they imply."""

@@ -48,10 +48,10 @@ class OpFacts(NamedTuple):
 
     def input(self, i: int) -> TensorFacts:
         """Return input `i`, which the formula needs; raise GraphError if it is absent."""
-        found = self.inputs[i] if i < len(self.inputs) else None
-        if found is None:
+        tensor = self.inputs[i] if i < len(self.inputs) else None
+        if tensor is None:
             raise GraphError(f"the cost of {self.kind!r} needs its input {i}, which is absent")
-        return found
+        return tensor
 
     def has_input(self, i: int) -> bool:
         """Whether input `i` is given."""
@@ -397,13 +397,13 @@ def _product(op: OpFacts) -> Sizes:
     right, out = op.input(1).shape, op.output
     n = out.shape[-1] if len(right) > 1 and out.shape else 1
     batch, k = math.prod(right[:-2]), inner_length(op)
-    found = {"m": out.elements // max(1, n * batch), "n": n, "k": k}
+    sizes = {"m": out.elements // max(1, n * batch), "n": n, "k": k}
     if len(right) != 2:
-        found["batch"] = batch
-    said = op.attributes.get("transposed", op.attributes.get("transB"))
-    if len(right) > 1 and (right[-2:] != (k, n) or said):
-        found["transposed"] = True
-    return found
+        sizes["batch"] = batch
+    transposed = op.attributes.get("transposed", op.attributes.get("transB"))
+    if len(right) > 1 and (right[-2:] != (k, n) or transposed):
+        sizes["transposed"] = True
+    return sizes
 
 
 def _einsum(op: OpFacts) -> Sizes:
@@ -414,25 +414,25 @@ def _einsum(op: OpFacts) -> Sizes:
     _, arrow, result = str(op.attributes["equation"]).replace(" ", "").partition("->")
     kept = {*result} | {label for label in size if label[0] == "."} if arrow else left ^ right
 
-    def of(those: set[str]) -> int:
-        return math.prod(size[label] for label in those)
+    def size_of(labels: set[str]) -> int:
+        return math.prod(size[label] for label in labels)
 
-    both = left & right
-    sizes = {"m": of((left - right) & kept), "n": of((right - left) & kept), "k": of(both - kept)}
-    return {**sizes, "batch": of(both & kept)}
+    shared = left & right
+    sizes = {"m": size_of((left - right) & kept), "n": size_of((right - left) & kept)}
+    return {**sizes, "k": size_of(shared - kept), "batch": size_of(shared & kept)}
 
 
 def _attention(op: OpFacts) -> Sizes:
     q, k = op.input(0).shape, op.input(1).shape
-    split, given = len(q) == 4, op.attributes
-    if not split and "q_num_heads" not in given:
+    split, attributes = len(q) == 4, op.attributes
+    if not split and "q_num_heads" not in attributes:
         return {}
-    heads = q[1] if split else int(given["q_num_heads"])
+    heads = q[1] if split else int(attributes["q_num_heads"])
     past = op.input(4).shape[-2] if op.kind == "attention" and op.has_input(4) else 0
-    found = {"batch": q[0], "seq_len": q[-2], "kv_len": k[-2] + past, "heads": heads}
-    found["kv_heads"] = k[1] if split else int(given.get("kv_num_heads", heads))
-    found |= {"head_dim": q[-1] if split else q[-1] // heads, "causal": bool(given.get("is_causal"))}
-    return found | ({"window": given["window"]} if given.get("window") else {})
+    sizes = {"batch": q[0], "seq_len": q[-2], "kv_len": k[-2] + past, "heads": heads}
+    sizes["kv_heads"] = k[1] if split else int(attributes.get("kv_num_heads", heads))
+    sizes |= {"head_dim": q[-1] if split else q[-1] // heads, "causal": bool(attributes.get("is_causal"))}
+    return sizes | ({"window": attributes["window"]} if attributes.get("window") else {})
 
 
 # -- windows over an image --------------------------------------------------------------------------
@@ -456,18 +456,18 @@ def _pool(op: OpFacts) -> Sizes:
     gradient = op.kind.endswith("_grad")
     x = op.output.shape if gradient else op.input(0).shape
     y = op.input(len(op.inputs) - 1).shape if gradient else op.output.shape
-    window = op.attributes.get("kernel_shape")
-    found = None if window is None else tuple(map(int, window))
-    return _windows(op, x, y, found, _channels(x, _channels_last(op)))
+    kernel_shape = op.attributes.get("kernel_shape")
+    window = None if kernel_shape is None else tuple(map(int, kernel_shape))
+    return _windows(op, x, y, window, _channels(x, _channels_last(op)))
 
 
 def _windows(op: OpFacts, x: Shape, y: Shape, window: Shape | None, group: int) -> Sizes:
     """Return the sizes of the windows that turn `x` into `y`; without a given window, they do not overlap."""
     last = _channels_last(op)
-    image, made = (shape[1:-1] if last else shape[2:] for shape in (x, y))
-    wide, narrow = (made, image) if op.kind == "conv_transpose" else (image, made)
-    strides = _each(op, "strides", len(image))
-    dilations = _each(op, "dilations", len(image)) or [1] * len(image)
+    image, output = (shape[1:-1] if last else shape[2:] for shape in (x, y))
+    wide, narrow = (output, image) if op.kind == "conv_transpose" else (image, output)
+    strides = _per_axis(op, "strides", len(image))
+    dilations = _per_axis(op, "dilations", len(image)) or [1] * len(image)
     if window is None:
         strides = [a // b for a, b in zip(wide, narrow, strict=True)]
         window = tuple(a - (b - 1) * s for a, b, s in zip(wide, narrow, strides, strict=True))
@@ -496,10 +496,10 @@ def convolution_sizes(
     ]
 
 
-def _each(op: OpFacts, name: str, axes: int) -> list[int]:
+def _per_axis(op: OpFacts, name: str, axes: int) -> list[int]:
     """Return an attribute's value for each axis; empty if it is absent."""
-    given = [int(n) for n in op.attributes.get(name) or ()]
-    return given * axes if len(given) == 1 else given
+    values = [int(n) for n in op.attributes.get(name) or ()]
+    return values * axes if len(values) == 1 else values
 
 
 def _channels_last(op: OpFacts) -> bool:
@@ -528,7 +528,7 @@ def _rows(elements: int, columns: int) -> Sizes:
     return {"rows": elements // columns, "columns": columns} if elements % columns == 0 and elements else {}
 
 
-def _along(default: int) -> Callable[[OpFacts], Sizes]:
+def _rows_along(default: int) -> Callable[[OpFacts], Sizes]:
     """Rows lie along one axis of the first input."""
     return lambda op: _rows(op.input(0).elements, op.input(0).shape[_axis(op, default)])
 
@@ -538,20 +538,20 @@ def _axis(op: OpFacts, default: int) -> int:
     return axis if isinstance(axis, int) else default
 
 
-def _behind(op: OpFacts) -> Sizes:
+def _rows_from_axis(op: OpFacts) -> Sizes:
     """All axes from one on form a row."""
     return _rows(op.input(0).elements, math.prod(op.input(0).shape[_axis(op, -1) :]))
 
 
-def _by_channel(op: OpFacts) -> Sizes:
+def _rows_by_channel(op: OpFacts) -> Sizes:
     x = op.input(0)
     return _rows(x.elements, x.shape[-1] if _channels_last(op) or len(x.shape) == 1 else x.shape[1])
 
 
-def _by_group(op: OpFacts) -> Sizes:
+def _rows_by_group(op: OpFacts) -> Sizes:
     x = op.input(0)
-    each = int(op.attributes.get("num_groups", _channels(x.shape, _channels_last(op))))
-    return _rows(x.elements, x.elements // (x.shape[0] * each))
+    groups = int(op.attributes.get("num_groups", _channels(x.shape, _channels_last(op))))
+    return _rows(x.elements, x.elements // (x.shape[0] * groups))
 
 
 def _reduction(op: OpFacts) -> Sizes:
@@ -568,9 +568,9 @@ def _recurrent(op: OpFacts) -> Sizes:
     x = op.input(0).shape
     length, *batch = (x[:-1], x[-2::-1], (1, *x[:-1]))[int(op.attributes.get("layout", 0))]  # 2: one step
     (rows, elements), layers = _recurrent_weights(op), int(op.attributes.get("layers", 1))
-    ways = math.prod(op.input(1).shape[:-2]) * int(op.attributes.get("directions", 1))
-    step = {"m": math.prod(batch), "n": rows // layers // ways, "k": elements // rows}
-    return step | {"seq_len": length * layers} | ({"batch": ways} if ways > 1 else {})
+    directions = math.prod(op.input(1).shape[:-2]) * int(op.attributes.get("directions", 1))
+    step = {"m": math.prod(batch), "n": rows // layers // directions, "k": elements // rows}
+    return step | {"seq_len": length * layers} | ({"batch": directions} if directions > 1 else {})
 
 
 def _kinds(rule: Callable[[OpFacts], Sizes], kinds: str) -> dict[str, Callable[[OpFacts], Sizes]]:
@@ -584,11 +584,11 @@ _RULES: Final[Mapping[str, Callable[[OpFacts], Sizes]]] = {
     **_kinds(_conv, " ".join(_OPERANDS)),
     **_kinds(_pool, "max_pool average_pool lp_pool global_max_pool global_average_pool max_pool_grad"),
     "average_pool_grad": _pool,
-    **_kinds(_along(-1), "softmax log_softmax softmax_grad sparse_softmax_cross_entropy top_k cum_sum"),
-    "softmax_cross_entropy": _along(1),
-    **_kinds(_behind, "layer_norm rms_norm layer_norm_grad"),
-    **_kinds(_by_channel, "batch_norm batch_norm_grad mean_variance_norm"),
-    **_kinds(_by_group, "instance_norm group_norm"),
+    **_kinds(_rows_along(-1), "softmax log_softmax softmax_grad sparse_softmax_cross_entropy top_k cum_sum"),
+    "softmax_cross_entropy": _rows_along(1),
+    **_kinds(_rows_from_axis, "layer_norm rms_norm layer_norm_grad"),
+    **_kinds(_rows_by_channel, "batch_norm batch_norm_grad mean_variance_norm"),
+    **_kinds(_rows_by_group, "instance_norm group_norm"),
     **_kinds(_reduction, "reduce_sum reduce_mean reduce_max reduce_min reduce_prod reduce_all reduce_any"),
     **_kinds(_reduction, "reduce_l1 reduce_l2 reduce_sum_square reduce_log_sum reduce_log_sum_exp"),
     **_kinds(_reduction, "argmax argmin"),
