@@ -25,11 +25,11 @@ class Builder(Strict):
         From Python: a value is wrong, or a key is missing or unknown.
     """
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **values: Any) -> None:
         try:
-            super().__init__(**given)
+            super().__init__(**values)
         except ValidationError as error:
-            raise input_error(error, type(self), given) from None
+            raise input_error(error, type(self), values) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # values from a file bypass it
 

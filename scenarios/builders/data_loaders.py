@@ -104,8 +104,8 @@ class DataLoadingFields(Builder):
         # The event after which one more batch may begin.
         free = [(f"take{r}", self.prefetch) if self.prefetch else (f"{last}{r}", 1) for r in replicas]
         op("load", "cpu", self.load, after=[("load", self.workers), *free], outputs=self.size)
-        again = [("preprocess", self.workers)]
-        op("preprocess", "cpu", self.preprocess, inputs=["load"], after=again, outputs=self.size)
+        self_edge = [("preprocess", self.workers)]
+        op("preprocess", "cpu", self.preprocess, inputs=["load"], after=self_edge, outputs=self.size)
         for r, gpu in zip(replicas, gpus, strict=True):
             batch = "preprocess"
             if self.transfer:
@@ -199,35 +199,35 @@ class DataLoaderFields(InputPipeline):
         """Number of batches dispatched but not yet returned."""
         return self.workers * (self.prefetch_factor or 2)
 
-    def make_batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
+    def make_batch(self, replica: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
         """Add batch `b`.
 
         Examples
         --------
-        >>> given = {"steps": 2, "load": "2ns", "train": "3ns", "pin_memory": "1ns", "workers": 1}
-        >>> DataLoaderFields(model="data-loader", **given).graph().op_names[:5]
+        >>> keys = {"steps": 2, "load": "2ns", "train": "3ns", "pin_memory": "1ns", "workers": 1}
+        >>> DataLoaderFields(model="data-loader", **keys).graph().op_names[:5]
         ('epoch', 'load0', 'pin_memory0', 'next0', 'train0')
         """
         if not self.workers:
-            asked = [of.name_op("next", b - 1)] if b else []
-            after = list(dict.fromkeys([*asked, *of.step_before(b)]))
-            done: Ref = of.load("main", b, ns, nbytes, after)
+            request = [replica.name_op("next", b - 1)] if b else []
+            after = list(dict.fromkeys([*request, *replica.step_before(b)]))
+            loaded: Ref = replica.load("main", b, ns, nbytes, after)
             if self.pin_memory is not None:
-                done = of.op("main", "pin_memory", b, self.pin_memory, after=[done])
-            return [of.next(b, [done])]
-        handed_out = of.name_op("next", b - self.primed) if b >= self.primed else of.epoch
-        after = [handed_out]
+                loaded = replica.op("main", "pin_memory", b, self.pin_memory, after=[loaded])
+            return [replica.next(b, [loaded])]
+        dispatched = replica.name_op("next", b - self.primed) if b >= self.primed else replica.epoch
+        after = [dispatched]
         worker = {"worker": b % self.workers} if self.in_order or b < self.primed else {}
-        mine: dict[str, Any] = {"attributes": {"loader": of.number, **worker}}
+        tag: dict[str, Any] = {"attributes": {"loader": replica.number, **worker}}
         if self.in_order:
-            after += [of.name_op("load", b - self.workers)] if b >= self.workers else []
-        done = of.load("loader", b, ns, nbytes, after, **mine)
+            after += [replica.name_op("load", b - self.workers)] if b >= self.workers else []
+        loaded = replica.load("loader", b, ns, nbytes, after, **tag)
         if self.pin_memory is not None:
-            pins: dict[str, Any] = {"attributes": {"loader": of.number}}
-            done = of.op("pin", "pin_memory", b, self.pin_memory, after=[done], **pins)
+            pins: dict[str, Any] = {"attributes": {"loader": replica.number}}
+            loaded = replica.op("pin", "pin_memory", b, self.pin_memory, after=[loaded], **pins)
         if self.in_order:
-            return [of.next(b, [done])]
-        return [of.next(b, [], "next_that_came", attributes={"loader": of.number})]
+            return [replica.next(b, [loaded])]
+        return [replica.next(b, [], "next_that_came", attributes={"loader": replica.number})]
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return the policy; with ``in_order: false``, the one that returns batches as they finish."""
@@ -297,43 +297,43 @@ class TfDataFields(InputPipeline):
         """Thread that requests elements from the map."""
         return "prefetch" if self.buffer else "main"
 
-    def make_batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
+    def make_batch(self, replica: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
         """Add batch `b`.
 
         Examples
         --------
-        >>> given = {"steps": 2, "load": "2ns", "train": "3ns"}
-        >>> TfDataFields(model="tf-data", workers=1, prefetch=1, **given).graph().op_names[:6]
+        >>> keys = {"steps": 2, "load": "2ns", "train": "3ns"}
+        >>> TfDataFields(model="tf-data", workers=1, prefetch=1, **keys).graph().op_names[:6]
         ('epoch', 'pull0', 'load0', 'push0', 'next0', 'train0')
         """
-        mine: dict[str, Any] = {"attributes": {"loader": of.number}} if self.tuned else {}
-        pull_after: list[Ref] = [of.name_op("push", b - 1)] if b and self.buffer else []
+        tag: dict[str, Any] = {"attributes": {"loader": replica.number}} if self.tuned else {}
+        asking = [*([replica.name_op("next", b - 1)] if b else []), *replica.step_before(b)]
+        pull_after: list[Ref] = [replica.name_op("push", b - 1)] if b and self.buffer else []
         if not self.buffer:
-            pull_after = [*([of.name_op("next", b - 1)] if b else []), *of.step_before(b)]
+            pull_after = list(asking)
         elif not self.tuned and b >= self.buffer:
-            pull_after.append(of.name_op("next", b - self.buffer))
-        after = list(dict.fromkeys(pull_after or [of.epoch]))
+            pull_after.append(replica.name_op("next", b - self.buffer))
+        after = list(dict.fromkeys(pull_after or [replica.epoch]))
         kind = "pull_tuned" if self.tuned else "pull"
-        pulled = of.op(self.puller, "pull", b, 0, kind=kind, after=after, **mine)
-        done = self._load(of, b, ns, nbytes, pulled)
+        pulled = replica.op(self.puller, "pull", b, 0, kind=kind, after=after, **tag)
+        loaded = self._load(replica, b, ns, nbytes, pulled)
         if not self.buffer:
-            return [of.next(b, [pulled, done])]
-        pushed = of.op(self.puller, "push", b, 0, after=[pulled, done], **mine)
+            return [replica.next(b, [pulled, loaded])]
+        pushed = replica.op(self.puller, "push", b, 0, after=[pulled, loaded], **tag)
         if not self.tuned:
-            return [of.next(b, [pushed])]
-        before = [of.name_op("next", b - 1)] if b else []
-        asked = of.op("main", "ask", b, 0, after=list(dict.fromkeys([*before, *of.step_before(b)])), **mine)
-        return [of.next(b, [pushed, asked], **mine)]
+            return [replica.next(b, [pushed])]
+        ask = replica.op("main", "ask", b, 0, after=list(dict.fromkeys(asking)), **tag)
+        return [replica.next(b, [pushed, ask], **tag)]
 
-    def _load(self, of: Replica, b: int, ns: int, nbytes: int, pulled: str) -> str:
+    def _load(self, replica: Replica, b: int, ns: int, nbytes: int, pulled: str) -> str:
         """Add the op that makes element `b`, on the requesting thread or as one of several calls."""
         if self.workers is None:
-            return of.load(self.puller, b, ns, nbytes, [pulled])
-        asked = of.name_op("pull", b - self.workers) if b >= self.workers else of.epoch
+            return replica.load(self.puller, b, ns, nbytes, [pulled])
+        request = replica.name_op("pull", b - self.workers) if b >= self.workers else replica.epoch
         if not nbytes:
-            return of.load("loader", b, ns, nbytes, [asked])
-        mine = {"attributes": {"loader": of.number}}
-        return of.load("loader", b, ns, nbytes, [asked], "request_kept", **mine)
+            return replica.load("loader", b, ns, nbytes, [request])
+        tag = {"attributes": {"loader": replica.number}}
+        return replica.load("loader", b, ns, nbytes, [request], "request_kept", **tag)
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return the policy; one with the autotuner, or that lets a call keep its thread while it reads."""

@@ -132,8 +132,8 @@ class _Writer:
         for k, output in enumerate(outputs):
             self.facts[output_name(name, k)] = output
         facts = facts or OpFacts(kind, tuple(self.facts[i] for i in inputs), outputs, {})
-        made = op_arguments(facts, name, facts.attributes)
-        return self.builder.op(name, inputs=inputs, **made, dtype=self.model.dtype, phase="F")
+        arguments = op_arguments(facts, name, facts.attributes)
+        return self.builder.op(name, inputs=inputs, **arguments, dtype=self.model.dtype, phase="F")
 
     # -- forward --------------------------------------------------------------------------------
 

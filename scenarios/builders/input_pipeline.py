@@ -50,7 +50,7 @@ from sim.trace import Trace
 Shares = Mapping[str, tuple[Sequence[str], int]]
 """Resource → the op kinds that it executes, and how many at once."""
 
-_NAMES = {
+_LIMIT_NAMES = {
     "read": "storage",
     "load": "main process",  # which loads by itself if there are no workers
     "pin_memory": "pin thread",
@@ -74,8 +74,8 @@ def loading_report(trace: Trace, shares: Shares, steps: int, replicas: int) -> d
     """
     if not (n := steps * trace.steps_done):
         return {}  # a failure of the machine left no epoch whole
-    needs = _needs(trace, replicas)
-    reading, storage = _reading(trace, replicas)
+    needs = _busy_ns(trace, replicas)
+    reading, storage = _reading_ns(trace, replicas)
     needs["read"] = reading
     step_ns: dict[str, float] = {}
     largest: dict[str, str] = {}
@@ -89,7 +89,7 @@ def loading_report(trace: Trace, shares: Shares, steps: int, replicas: int) -> d
     if storage:
         step_ns["storage"], largest["storage"] = storage / n, "read"
     limit = max(step_ns, key=lambda who: step_ns[who])
-    name = "workers" if limit == "workers" else _NAMES[largest[limit]]
+    name = "workers" if limit == "workers" else _LIMIT_NAMES[largest[limit]]
     return {
         "data_loading": {
             "steps": n,
@@ -103,39 +103,39 @@ def loading_report(trace: Trace, shares: Shares, steps: int, replicas: int) -> d
     }
 
 
-def limit_line(told: Mapping[str, Any]) -> str:
+def limit_line(report: Mapping[str, Any]) -> str:
     """Return what a report says, as two lines of text.
 
     Examples
     --------
-    >>> told = {"steady_step_ns": 7000, "limit": "workers", "limit_step_ns": 6900, "most_waiting": 2}
-    >>> print(limit_line({**told, "needs_ns": {"training loop": 4000, "workers": 6900}}))
+    >>> report = {"steady_step_ns": 7000, "limit": "workers", "limit_step_ns": 6900, "most_waiting": 2}
+    >>> print(limit_line({**report, "needs_ns": {"training loop": 4000, "workers": 6900}}))
     A step every 7 us in the steady state, limited by the workers: workers 6.9 us, training loop 4 us.
     Batches made and not wanted yet: at most 2.
     """
-    needs = sorted(told["needs_ns"].items(), key=lambda need: -need[1])
+    needs = sorted(report["needs_ns"].items(), key=lambda need: -need[1])
     terms = ", ".join(f"{who} {format_duration(ns)}" for who, ns in needs)
-    every = format_duration(told["steady_step_ns"])
+    every = format_duration(report["steady_step_ns"])
     return (
-        f"A step every {every} in the steady state, limited by the {told['limit']}: {terms}.\n"
-        f"Batches made and not wanted yet: at most {told['most_waiting']}."
+        f"A step every {every} in the steady state, limited by the {report['limit']}: {terms}.\n"
+        f"Batches made and not wanted yet: at most {report['most_waiting']}."
     )
 
 
-def _needs(trace: Trace, replicas: int) -> dict[str, Any]:
+def _busy_ns(trace: Trace, replicas: int) -> dict[str, Any]:
     """Return, for each op kind, the total duration of its ops on each replica."""
     job, op = trace.job, trace.tasks["op"]
     lasts = job.task_ns(op, trace.tasks["iteration"])
     replica = _replica_of_device(trace)[trace.device]
     needs = {}
     for kind in ("load", "pin_memory", "copy", "train", "all_reduce"):
-        rows = _rows(trace, kind)
+        rows = _counted_rows(trace, kind)
         if len(rows):
             needs[kind] = np.bincount(replica[rows], weights=lasts[rows], minlength=replicas)
     return needs
 
 
-def _rows(trace: Trace, *kinds: str) -> Any:
+def _counted_rows(trace: Trace, *kinds: str) -> Any:
     """Return the tasks of some kinds, in the epochs that count."""
     tasks = trace.tasks
     return np.flatnonzero(trace.job.graph.is_kind(*kinds)[tasks["op"]] & trace.counts[tasks["iteration"]])
@@ -148,42 +148,42 @@ def _replica_of_device(trace: Trace) -> Any:
     return np.array([int(number or 0) for number in digits])
 
 
-def _reading(trace: Trace, replicas: int) -> tuple[Any, float]:
+def _reading_ns(trace: Trace, replicas: int) -> tuple[Any, float]:
     """Return the reading time of each replica if it read alone, and that of the busiest link, in ns."""
     job, moved = trace.job, trace.transfers
-    alone = np.zeros(replicas)
+    alone_ns = np.zeros(replicas)
     row, link = transfers_on_links(trace)
     counts = trace.counts[moved["iteration"][row]]
     row, link = row[counts], link[counts]
     if not len(row):
-        return alone, 0.0
+        return alone_ns, 0.0
     nbytes = moved["nbytes"]
-    rates = np.array([each.bandwidth_bytes_per_s or np.inf for each in job.machine.links])
-    latency = np.array([each.latency_ns for each in job.machine.links])
+    rates = np.array([connection.bandwidth_bytes_per_s or np.inf for connection in job.machine.links])
+    latency = np.array([connection.latency_ns for connection in job.machine.links])
     slowest, waits = np.full(len(nbytes), np.inf), np.zeros(len(nbytes))
     np.minimum.at(slowest, row, rates[link])
     np.add.at(waits, row, latency[link])
-    np.add.at(alone, _replica_of_device(trace)[moved["destination"]], nbytes / slowest * NS_PER_S + waits)
+    np.add.at(alone_ns, _replica_of_device(trace)[moved["destination"]], nbytes / slowest * NS_PER_S + waits)
     busiest = np.bincount(link, weights=nbytes[row], minlength=len(rates)) / rates
-    return alone, float(busiest.max() * NS_PER_S)
+    return alone_ns, float(busiest.max() * NS_PER_S)
 
 
 def _most_waiting(trace: Trace) -> int:
     """Return the most batches of a replica that were ready but not yet given to the script."""
     graph = trace.job.graph
-    made = next(kind for kind in ("push", "pin_memory", "load") if graph.is_kind(kind).any())
-    comes, goes = _rows(trace, made), _rows(trace, "next", "next_that_came")
+    last_kind = next(kind for kind in ("push", "pin_memory", "load") if graph.is_kind(kind).any())
+    comes, goes = _counted_rows(trace, last_kind), _counted_rows(trace, "next", "next_that_came")
     rows = np.concatenate([comes, goes])
     change = np.repeat([1, -1], [len(comes), len(goes)])
-    at = trace.tasks["end_ns"][rows]
+    end_ns = trace.tasks["end_ns"][rows]
     replica = _replica_of_device(trace)[trace.device[rows]]
-    order = np.lexsort((change, at, replica))  # a batch given out at once does not wait
+    order = np.lexsort((change, end_ns, replica))  # a batch given out at once does not wait
     return int(np.cumsum(change[order]).max())
 
 
 def _steady_ns(trace: Trace) -> int:
     """Return the time per step in the middle half of the run, on the device that finishes last."""
-    train = _rows(trace, "train")
+    train = _counted_rows(trace, "train")
     device, end = trace.device[train], trace.tasks["end_ns"][train]
     last = np.sort(end[device == device[np.argmax(end)]])
     quarter = len(last) // 4
@@ -194,9 +194,9 @@ def _steady_ns(trace: Trace) -> int:
 
 # ----------------------------------------------------------------------------------------------------------
 
-_AT_ONCE = 1_000_000
+_ITEMS_AT_ONCE = 1_000_000
 """Number of items drawn at once."""
-_MOST_OPS = 10
+_MAX_OPS = 10
 """Maximum number of ops per batch and replica."""
 
 Durations = Annotated[
@@ -261,12 +261,12 @@ class InputPipeline(Builder):
         """Whether copies to the GPU have a stream of their own."""
         return True
 
-    def make_batch(self, of: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
+    def make_batch(self, replica: Replica, b: int, ns: int, nbytes: int) -> list[Ref]:
         """Add the ops that make batch `b` ready for the script; return what ``next`` has to wait for.
 
         Parameters
         ----------
-        of : Replica
+        replica : Replica
         b : int
         ns, nbytes : int
             Time to load its items, and their size in storage.
@@ -285,12 +285,12 @@ class InputPipeline(Builder):
         InputError
             There are more ops or items than can be made.
         """
-        at_most(MOST_BUILT, self.replicas * self.steps * _MOST_OPS, "ops")
+        at_most(MOST_BUILT, self.replicas * self.steps * _MAX_OPS, "ops")
         builder = GraphBuilder(str(self.model_dump(include={"model"})["model"]))
         replicas = [Replica(self, builder, r) for r in range(self.replicas)]
-        for of in replicas:
-            for b, (ns, nbytes) in enumerate(zip(*self.draw_batches(of.number), strict=True)):
-                of.train(b, self.make_batch(of, b, ns, nbytes))
+        for replica in replicas:
+            for b, (ns, nbytes) in enumerate(zip(*self.draw_batches(replica.number), strict=True)):
+                replica.train(b, self.make_batch(replica, b, ns, nbytes))
         return builder.build()
 
     def draw_batches(self, replica: int) -> tuple[list[int], list[int]]:
@@ -304,24 +304,24 @@ class InputPipeline(Builder):
         ([7, 11, 7], [12, 12, 12])
         """
         at_most(MOST_TASKS, self.steps * self.batch, "items")
-        ns = self._sums("times", replica, self.load, self.jitter.get("load", 0.0))
+        ns = self._draw_sums("times", replica, self.load, self.jitter.get("load", 0.0))
         if not self.size:
             return ns, [0] * self.steps
-        return ns, self._sums("sizes", replica, [self.size], self.jitter.get("size", 0.0))
+        return ns, self._draw_sums("sizes", replica, [self.size], self.jitter.get("size", 0.0))
 
-    def _sums(self, what: str, replica: int, mean: Sequence[int], sigma: float) -> list[int]:
+    def _draw_sums(self, quantity: str, replica: int, mean: Sequence[int], sigma: float) -> list[int]:
         """Return the sum over each batch of items drawn around `mean`, which repeats."""
-        rng = drawing(f"{what} of items", self.seed + replica * 2**64)
-        every, at_once = np.array(mean, np.int64), max(1, _AT_ONCE // self.batch)
+        rng = drawing(f"{quantity} of items", self.seed + replica * 2**64)
+        pattern, at_once = np.array(mean, np.int64), max(1, _ITEMS_AT_ONCE // self.batch)
         sums: list[int] = []
         for first in range(0, self.steps, at_once):
             n = min(at_once, self.steps - first)
-            items = every[np.arange(first * self.batch, (first + n) * self.batch) % len(every)]
+            items = pattern[np.arange(first * self.batch, (first + n) * self.batch) % len(pattern)]
             drawn = np.floor(items * lognormal(sigma, items.shape, rng) + 0.5) if sigma else items
-            each = drawn.reshape(n, self.batch)
-            if each.sum(axis=1, dtype=float).max() > LATEST_NS:
+            batches = drawn.reshape(n, self.batch)
+            if batches.sum(axis=1, dtype=float).max() > LATEST_NS:
                 raise InputError("the items of a batch are too much: times end at 146 years", path=("batch",))
-            sums += each.astype(np.int64).sum(axis=1).tolist()
+            sums += batches.astype(np.int64).sum(axis=1).tolist()
         return sums
 
     def report(self, trace: Trace) -> dict[str, Any]:
@@ -383,20 +383,20 @@ class Replica:
         self.pipeline, self.builder, self.number = pipeline, builder, number
         self.prefix = "" if pipeline.replicas == 1 else f"{number}/"
         self.last = "train" if pipeline.all_reduce is None else "all_reduce"
-        over: list[Ref] = [(self.name_op("next", pipeline.steps - 1), 1), self._step(-pipeline.in_flight)]
-        self.epoch = self.op("main", "epoch", None, pipeline.start_ns, after=over)
+        after: list[Ref] = [(self.name_op("next", pipeline.steps - 1), 1), self._step(-pipeline.in_flight)]
+        self.epoch = self.op("main", "epoch", None, pipeline.start_ns, after=after)
 
     def name_op(self, kind: str, b: int | None) -> str:
         """Return the name of an op."""
         return f"{self.prefix}{kind}{'' if b is None else b}"
 
     def op(
-        self, place: str, name: str, b: int | None, ns: int, *, kind: str | None = None, **more: Any
+        self, role: str, name: str, b: int | None, ns: int, *, kind: str | None = None, **more: Any
     ) -> str:
         """Add an op on a device of this replica; return its name."""
-        device = "storage" if place == "storage" else f"{place}{self.number}"
-        called = self.name_op(name, b)
-        return self.builder.op(called, kind=kind or name, duration_ns=ns, device=device, **more)
+        device = "storage" if role == "storage" else f"{role}{self.number}"
+        full_name = self.name_op(name, b)
+        return self.builder.op(full_name, kind=kind or name, duration_ns=ns, device=device, **more)
 
     def step_before(self, b: int) -> list[Ref]:
         """Return the step that has to be over before the script asks for batch `b`."""
@@ -409,7 +409,7 @@ class Replica:
 
     def load(
         self,
-        place: str,
+        role: str,
         b: int,
         ns: int,
         nbytes: int,
@@ -419,10 +419,10 @@ class Replica:
     ) -> str:
         """Add the loading of batch `b` once `after` is over; it is read from storage if it has a size."""
         if not nbytes:
-            return self.op(place, "load", b, ns, after=after, **more)
-        asked = self.op(place, "request", b, 0, kind=request, after=after, **more)
-        read = self.op("storage", "read", b, 0, after=[asked], outputs=nbytes)
-        return self.op(place, "load", b, ns, inputs=[read], after=[asked], **more)
+            return self.op(role, "load", b, ns, after=after, **more)
+        requested = self.op(role, "request", b, 0, kind=request, after=after, **more)
+        read = self.op("storage", "read", b, 0, after=[requested], outputs=nbytes)
+        return self.op(role, "load", b, ns, inputs=[read], after=[requested], **more)
 
     def next(self, b: int, ready: Sequence[Ref], kind: str = "next", **more: Any) -> str:
         """Add the op that gives batch `b` to the script, once `ready` is over and the script has asked."""
@@ -432,15 +432,15 @@ class Replica:
 
     def train(self, b: int, ready: Sequence[Ref]) -> None:
         """Add the copy of batch `b`, the step on it, and the all-reduce."""
-        of = self.pipeline
+        pipeline = self.pipeline
 
         def on_gpu(name: str, ns: int, after: Sequence[Ref], stream: int, **attributes: Any) -> str:
             return self.op("gpu", name, b, ns, after=after, attributes={"stream": stream, **attributes})
 
-        after, aside = list(ready), of.copies_aside()
-        before: Ref = self.name_op(self.last, b - 1) if b else (self.name_op(self.last, of.steps - 1), 1)
-        if of.transfer:
-            after = [on_gpu("copy", of.transfer, after if aside else [*after, before], int(aside))]
-        done = on_gpu("train", of.train, [*after, before], 0)
-        if of.all_reduce is not None:
-            on_gpu("all_reduce", of.all_reduce, [done], 0, communicator="replicas")
+        after, aside = list(ready), pipeline.copies_aside()
+        before = self._step(b - 1)
+        if pipeline.transfer:
+            after = [on_gpu("copy", pipeline.transfer, after if aside else [*after, before], int(aside))]
+        done = on_gpu("train", pipeline.train, [*after, before], 0)
+        if pipeline.all_reduce is not None:
+            on_gpu("all_reduce", pipeline.all_reduce, [done], 0, communicator="replicas")

@@ -70,8 +70,8 @@ def crossings(schedule: Schedule, around: Around | None = None) -> list[tuple[in
     """Return the pairs of ranks (from, to) between which something is sent, in ascending order."""
     hops = [(s, s + 1) for s in range(schedule.stages - 1)]
     hops += [(skip.source, skip.to) for skip in (around or Around()).portal_skips]
-    found = {(place[a], place[b]) for place in schedule.placements for a, b in hops if place[a] != place[b]}
-    return sorted(found | {(b, a) for a, b in found})
+    pairs = {(ranks[a], ranks[b]) for ranks in schedule.placements for a, b in hops if ranks[a] != ranks[b]}
+    return sorted(pairs | {(b, a) for a, b in pairs})
 
 
 def pipeline_graph(

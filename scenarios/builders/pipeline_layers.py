@@ -94,16 +94,16 @@ def graph_layers(
     for tensor, readers in enumerate(consumers):
         if not readers:
             continue
-        places = [position[op] for op in readers]
+        positions = [position[op] for op in readers]
         if produced[tensor] != UNSET:
             crossing[position[produced[tensor]]] += nbytes[tensor]
-            crossing[max(places)] -= nbytes[tensor]
+            crossing[max(positions)] -= nbytes[tensor]
         elif graph.tensor_role[tensor] == Role.PARAMETER:
-            parameters[min(places)] += nbytes[tensor]
+            parameters[min(positions)] += nbytes[tensor]
     boundaries = list(accumulate(crossing))
     outputs = [sum(nbytes[t] for t in graph.outputs.row(op).tolist()) for op in order]
     forward = ns[order].tolist()
-    backward = [round_half_up(backward_ratio * each) for each in forward]
+    backward = [round_half_up(backward_ratio * forward_ns) for forward_ns in forward]
     return [*map(_layer, forward, backward, boundaries, outputs, parameters)]
 
 
@@ -134,24 +134,24 @@ def balance_of(layers: Sequence[PipelineStage], stages: int, plan: str | Sequenc
 
 def cut_stages(layers: Sequence[PipelineStage], balance: Sequence[int]) -> list[PipelineStage]:
     """Return the stages: each the sum of its layers, with the boundary of its last one."""
-    stages, at = [], 0
+    stages, start = [], 0
     for count in balance:
-        before = [layers[at - 1].boundary_nbytes if at else 0]
-        before += [layer.boundary_nbytes for layer in layers[at : at + count]]
-        stages.append(_join_layers(layers[at : at + count], before))
-        at += count
+        before = [layers[start - 1].boundary_nbytes if start else 0]
+        before += [layer.boundary_nbytes for layer in layers[start : start + count]]
+        stages.append(_join_layers(layers[start : start + count], before))
+        start += count
     return stages
 
 
 def _join_layers(layers: Sequence[PipelineStage], boundaries: Sequence[int]) -> PipelineStage:
-    most = max(before + layer.activation_nbytes for before, layer in zip(boundaries, layers, strict=False))
+    peak = max(before + layer.activation_nbytes for before, layer in zip(boundaries, layers, strict=False))
     phases = {"forward": "F", "recompute": "R"}
     if all(layer.times.backward is not None or layer.times.input_grad is not None for layer in layers):
         phases["backward"] = "B"
     if all(layer.times.input_grad is not None for layer in layers):
         phases |= {"input_grad": "I", "weight_grad": "W"}
     return PipelineStage(
-        StageTimes(**{name: sum(layer.times.of(of) for layer in layers) for name, of in phases.items()}),
+        StageTimes(**{k: sum(layer.times.of(phase) for layer in layers) for k, phase in phases.items()}),
         boundary_nbytes=layers[-1].boundary_nbytes,
         activation_nbytes=sum(layer.activation_nbytes for layer in layers),
         weight_grad_nbytes=sum(layer.kept_nbytes for layer in layers),
@@ -159,5 +159,5 @@ def _join_layers(layers: Sequence[PipelineStage], boundaries: Sequence[int]) -> 
         gradient_nbytes=sum(layer.gradient_nbytes for layer in layers),
         optimizer_nbytes=sum(layer.optimizer_nbytes for layer in layers),
         checkpoint_nbytes=boundaries[0],
-        forward_nbytes=max(0, most - boundaries[0] - boundaries[-1]),
+        forward_nbytes=max(0, peak - boundaries[0] - boundaries[-1]),
     )

@@ -95,22 +95,22 @@ class PipelineStage:
         return self.boundary_nbytes if self.checkpoint_nbytes is None else self.checkpoint_nbytes
 
 
-def check_schedule(name: str, given: Mapping[str, Any], *others: str) -> None:
+def check_schedule(name: str, options: Mapping[str, Any], *others: str) -> None:
     """Raise if an option is unknown to a schedule, or wrong; `others` are further names that are accepted."""
-    if name == "zb-auto" and given.get("limit") is not None:
-        _limit_left(given["limit"], 0)
+    if name == "zb-auto" and options.get("limit") is not None:
+        _activation_limit(options["limit"], 0)
         others = (*others, "limit")
-    check_options(name, given, others=others)
+    check_options(name, options, others=others)
 
 
 def search_options(
-    given: Mapping[str, Any], stages: Sequence[PipelineStage], transfer: int, chunks: int
+    options: Mapping[str, Any], stages: Sequence[PipelineStage], transfer: int, chunks: int
 ) -> dict[str, Any]:
     """Return the options of ``zb-auto``, with the stages' own times and sizes.
 
     Parameters
     ----------
-    given : mapping
+    options : mapping
         Options of the scenario. A ``limit`` is for all that a rank holds.
     stages : sequence of PipelineStage
     transfer : int
@@ -119,28 +119,28 @@ def search_options(
         Stages of a rank.
     """
     phases = {"forward": "F", "input_grad": "I", "weight_grad": "W"}
-    found: dict[str, Any] = {
+    search: dict[str, Any] = {
         name: [stage.times.of(phase) for stage in stages] for name, phase in phases.items()
     }
-    found |= {"transfer": transfer, "kept": 1, **given}
-    if "kept" not in given and all(stage.activation_nbytes for stage in stages):
-        full, left = ([getattr(s, n) for s in stages] for n in ("activation_nbytes", "kept_nbytes"))
-        found["kept"] = {"backward": full, "weight_grad": left}
-    if found.get("limit") is not None:
+    search |= {"transfer": transfer, "kept": 1, **options}
+    if "kept" not in options and all(stage.activation_nbytes for stage in stages):
+        full, after_i = ([getattr(s, n) for s in stages] for n in ("activation_nbytes", "kept_nbytes"))
+        search["kept"] = {"backward": full, "weight_grad": after_i}
+    if search.get("limit") is not None:
         sizes = [s.parameter_nbytes + s.gradient_nbytes + s.optimizer_nbytes for s in stages]
         resident = max(size + (sizes[-1 - s] if chunks == 2 else 0) for s, size in enumerate(sizes))
-        found["limit"] = _limit_left(found["limit"], resident)
-    return found
+        search["limit"] = _activation_limit(search["limit"], resident)
+    return search
 
 
-def _limit_left(limit: Any, resident: int) -> int:
+def _activation_limit(limit: Any, resident: int) -> int:
     """Return the bytes of activations that a rank may hold, given a limit on its total memory."""
     if isinstance(limit, (int, float)) and not isinstance(limit, bool):
         raise InputError(f"limit should be a size, not {limit!r}; a number of micro-batches is in_flight")
     total = parse_bytes(limit, what="limit")
     if total <= resident:
-        held = f"parameters, gradients and optimizer state of a rank take {format_bytes(resident)}"
-        raise InputError(f"limit {format_bytes(total)} leaves nothing for activations: {held}")
+        usage = f"parameters, gradients and optimizer state of a rank take {format_bytes(resident)}"
+        raise InputError(f"limit {format_bytes(total)} leaves nothing for activations: {usage}")
     return total - resident
 
 
@@ -256,10 +256,10 @@ class PlacedPipeline:
 
     def __post_init__(self) -> None:
         """Raise if the schedule never sums all gradients."""
-        of = self.schedule
-        if of.meta.get("asynchronous") and self.around.all_reduce_ns:
+        schedule = self.schedule
+        if schedule.meta.get("asynchronous") and self.around.all_reduce_ns:
             raise InputError(
-                f"{of.name} updates after each backward, and dp sums gradients after the last one"
+                f"{schedule.name} updates after each backward, and dp sums gradients after the last one"
             )
 
 
@@ -322,7 +322,7 @@ def reads_of_stages(
     gradients = n * micro_batches
     leaving = [[skip for skip in around.portal_skips if skip.source == s] for s in range(n)]
     entering = [[skip for skip in around.portal_skips if skip.to == s] for s in range(n)]
-    found = []
+    reads = []
     for s in range(n):
         before, after = s - 1, s + 1
         forward = [Read(before * micro_batches, before, 0, sizes[before]["F"][0])] if s else []
@@ -334,8 +334,8 @@ def reads_of_stages(
             output = 1 + entering[skip.to].index(skip)
             base = gradients + skip.to * micro_batches
             backward.append(Read(base, skip.to, output, skip.size))
-        found.append((forward, backward))
-    return found
+        reads.append((forward, backward))
+    return reads
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -369,8 +369,8 @@ RESIDENT: Final = ("parameters", "gradients", "optimizer state", "stashed weight
 def resident_tensors(builder: GraphBuilder, sizes: Sequence[int], stage: int, device: str) -> list[int]:
     """Declare and return the resident tensors of a stage on a rank. `sizes` are bytes by `RESIDENT`."""
     return [
-        builder.external(builder.parameter(f"{what} of stage {stage} on {device}", nbytes))
-        for what, nbytes in zip(RESIDENT, sizes, strict=True)
+        builder.external(builder.parameter(f"{data} of stage {stage} on {device}", nbytes))
+        for data, nbytes in zip(RESIDENT, sizes, strict=True)
         if nbytes
     ]
 
@@ -389,9 +389,10 @@ class End:
         Numbers of ops and tensors of the slots; further numbers start there, with one tensor per op.
     """
 
-    def __init__(self, builder: GraphBuilder, of: PlacedPipeline) -> None:
-        schedule, around = of.schedule, of.around
-        self.schedule, self.stages, self.devices, self.around = schedule, of.stages, of.devices, around
+    def __init__(self, builder: GraphBuilder, pipeline: PlacedPipeline) -> None:
+        schedule, around = pipeline.schedule, pipeline.around
+        self.schedule, self.around = schedule, around
+        self.stages, self.devices = pipeline.stages, pipeline.devices
         self.rows: list[tuple[Any, ...]] = []
         self.place = self.ops = self.tensors = 0
         self.last = [-1] * schedule.ranks
@@ -435,48 +436,48 @@ class End:
 
     def _resident(self, builder: GraphBuilder, rank: int, stage: int) -> list[int]:
         """Declare the resident tensors of a stage on a rank."""
-        of, versions = self.stages[stage], self.schedule.meta.get("weight_versions")
-        stashed = (versions[rank] - 1) * of.parameter_nbytes if versions else 0
-        of_rank = self.around.buffer_nbytes and stage == self.schedule.stages_of(rank)[0]
-        buffers = self.around.buffer_nbytes[rank] if of_rank else 0
-        sizes = (of.parameter_nbytes, of.gradient_nbytes, of.optimizer_nbytes, stashed, buffers)
+        spec, versions = self.stages[stage], self.schedule.meta.get("weight_versions")
+        stashed = (versions[rank] - 1) * spec.parameter_nbytes if versions else 0
+        has_buffers = self.around.buffer_nbytes and stage == self.schedule.stages_of(rank)[0]
+        buffers = self.around.buffer_nbytes[rank] if has_buffers else 0
+        sizes = (spec.parameter_nbytes, spec.gradient_nbytes, spec.optimizer_nbytes, stashed, buffers)
         return resident_tensors(builder, sizes, stage, self.devices[rank])
 
     def on_gradients(self, rank: int, stage: int, op: int) -> None:
         """Note an op after which the gradients of a stage, or a part of them, are ready."""
         ops = self.reduced.setdefault((rank, stage), [])
-        ops.append(self._message(rank, stage, (op,), len(ops)) if self.around.own_stream else op)
+        ops.append(self._add_collective(rank, stage, (op,), len(ops)) if self.around.own_stream else op)
 
-    def _message_ns(self, stage: int, piece: int, *, gather: bool = False) -> int:
+    def _collective_ns(self, stage: int, piece: int, *, gather: bool = False) -> int:
         """Return the time to reduce a bucket of a stage's gradients, or to gather one of its parameters."""
         around = self.around
-        whole = (around.all_gather_ns if gather else around.all_reduce_ns)[stage]
-        return whole * (piece + 1) // self.pieces - whole * piece // self.pieces
+        total_ns = (around.all_gather_ns if gather else around.all_reduce_ns)[stage]
+        return total_ns * (piece + 1) // self.pieces - total_ns * piece // self.pieces
 
-    def _message(
+    def _add_collective(
         self, rank: int, stage: int, after: Sequence[int], piece: int = 0, *, gather: bool = False
     ) -> int:
         kind = "all_gather" if gather else "reduce_scatter" if self.around.all_gather_ns else "all_reduce"
         name = f"{kind.replace('_', '-')} of stage {stage} on {self.devices[rank]}"
         name = name if self.pieces == 1 else f"{name}/{piece + 1}"
-        ns = self._message_ns(stage, piece, gather=gather)
+        ns = self._collective_ns(stage, piece, gather=gather)
         return self.append(rank, name, kind, ns, after, stage=stage, phase=self.beside)
 
     def gather(self, rank: int, stage: int) -> list[int]:
         """Gather the parameters of a stage, bucket by bucket."""
         after = self.updates[rank, stage] = []
-        return [self._message(rank, stage, after, piece, gather=True) for piece in range(self.pieces)]
+        return [self._add_collective(rank, stage, after, piece, gather=True) for piece in range(self.pieces)]
 
     def step(self, rank: int, stage: int, k: int) -> None:
         """Update the weights of a stage after its backward (PipeDream)."""
-        self._optimizer(rank, stage, (), f"update {k} of stage {stage} on {self.devices[rank]}", k)
+        self._add_step(rank, stage, (), f"update {k} of stage {stage} on {self.devices[rank]}", k)
 
     def write(self) -> None:
         """Write the ops that follow the programs of all ranks."""
         around = self.around
         if around.all_reduce_ns and not around.overlap:
             for (rank, stage), ops in self.reduced.items():
-                ops.append(self._message(rank, stage, tuple(ops)))
+                ops.append(self._add_collective(rank, stage, tuple(ops)))
         complete = [*self.last, *(ops[-1] for ops in self.reduced.values())]
         synchronised: dict[int, int] = {}
         if around.synchronisation_ns is not None:
@@ -488,11 +489,11 @@ class End:
             return
         for (rank, stage), ops in self.reduced.items():
             after = (*ops, synchronised[rank]) if synchronised else tuple(ops)
-            op = self._optimizer(rank, stage, after, f"optimizer of stage {stage} on {self.devices[rank]}")
+            op = self._add_step(rank, stage, after, f"optimizer of stage {stage} on {self.devices[rank]}")
             if self.gathers and not around.overlap:
-                op = self._message(rank, stage, (op,), gather=True)
+                op = self._add_collective(rank, stage, (op,), gather=True)
             self.updates.setdefault((rank, stage), []).append(op)
 
-    def _optimizer(self, rank: int, stage: int, after: Sequence[int], name: str, k: int = UNSET) -> int:
+    def _add_step(self, rank: int, stage: int, after: Sequence[int], name: str, k: int = UNSET) -> int:
         ns = self.around.optimizer_ns[stage]
         return self.append(rank, name, "optimizer", ns, after, stage=stage, micro_batch=k, phase="O")

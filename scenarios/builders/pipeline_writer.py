@@ -46,36 +46,37 @@ class PipelineWriter:
     """Writer of one graph; see `scenarios.builders.pipeline_graph`."""
 
     def __init__(
-        self, of: PlacedPipeline, copy_ns: Callable[[int, int, int], int], shares: Sequence[tuple[int, int]]
+        self, plan: PlacedPipeline, copy_ns: Callable[[int, int, int], int], shares: Sequence[tuple[int, int]]
     ) -> None:
-        schedule, stages, around = of.schedule, of.stages, of.around
-        self.schedule, self.stages, self.devices = schedule, stages, of.devices
+        schedule, stages, around = plan.schedule, plan.stages, plan.around
+        self.schedule, self.stages, self.devices = schedule, stages, plan.devices
         self.around, self.copy_ns = around, copy_ns
         self.shares = {k: Fraction(*share) for k, share in enumerate(shares) if share[0] != share[1]}
         self.builder = GraphBuilder(schedule.name)
-        self.end = End(self.builder, of)
-        self.actions = each = Actions(schedule)
-        self.rank, self.stage, self.k, self.slot = each.rank, each.stage, each.micro_batch, each.slot
-        self.bounds = np.searchsorted(self.slot, np.arange(each.first[-1] + 1))  # slot → its first row
+        self.end = End(self.builder, plan)
+        self.actions = actions = Actions(schedule)
+        self.rank, self.stage = actions.rank, actions.stage
+        self.k, self.slot = actions.micro_batch, actions.slot
+        self.bounds = np.searchsorted(self.slot, np.arange(actions.first[-1] + 1))  # slot → its first row
         self.home = self.rank * schedule.stages + self.stage
-        self.is_of = {letter: each.phase == letter for letter in PHASES}
-        self.code = np.argmax([*self.is_of.values()], axis=0)
-        self.gradient = self.is_of["B"] | self.is_of["I"]
-        self.weights = np.flatnonzero(self.is_of["B"] | self.is_of["W"])
+        self.mask = {letter: actions.phase == letter for letter in PHASES}
+        self.code = np.argmax([*self.mask.values()], axis=0)
+        self.gradient = self.mask["B"] | self.mask["I"]
+        self.weights = np.flatnonzero(self.mask["B"] | self.mask["W"])
         # Numbers of actions that others wait for: ``(plane · stages + stage) · micro-batches + micro-batch``;
         # the plane is 0 for F, 1 for the gradient (of B or I), 2 for R; nobody waits for a W.
         m = schedule.micro_batches
-        self.plane, self.at = schedule.stages * m, self.stage * m + self.k
-        self.recomputed = np.isin(self.at, self.at[self.is_of["R"]])
-        planes = [self.at, self.plane + self.at, 2 * self.plane + self.at]
-        self.key = np.select([self.is_of["F"], self.gradient, self.is_of["R"]], planes, NOTHING)
+        self.plane, self.cell = schedule.stages * m, self.stage * m + self.k
+        self.recomputed = np.isin(self.cell, self.cell[self.mask["R"]])
+        planes = [self.cell, self.plane + self.cell, 2 * self.plane + self.cell]
+        self.key = np.select([self.mask["F"], self.gradient, self.mask["R"]], planes, NOTHING)
         # Reads from other stages: the reading action, and the input (a column for each field of `Read`).
         self.sizes = [output_sizes(stages, around, s) for s in range(len(stages))]
-        reads = [read for both in reads_of_stages(self.sizes, around, m) for read in both]
-        sort = np.select([self.is_of["F"], self.gradient], [2 * self.stage, 2 * self.stage + 1], len(reads))
-        asked = Csr.of_counts(np.array([*map(len, reads), 0]), np.arange(sum(map(len, reads)))).take(sort)
+        reads = [read for pair in reads_of_stages(self.sizes, around, m) for read in pair]
+        sort = np.select([self.mask["F"], self.gradient], [2 * self.stage, 2 * self.stage + 1], len(reads))
+        table = Csr.of_counts(np.array([*map(len, reads), 0]), np.arange(sum(map(len, reads)))).take(sort)
         fields = np.array([field for read in reads for field in read], np.int64).reshape(-1, 4)
-        self.reader, (base, *self.read) = asked.rows(), fields[asked.indices].T
+        self.reader, (base, *self.read) = table.rows(), fields[table.indices].T
         self.source = base + self.k[self.reader]
 
     def build(self) -> Graph:
@@ -87,19 +88,19 @@ class PipelineWriter:
             The ranks wait for each other.
         """
         first, n_keys = self.actions.first, 3 * self.plane
-        self.admitted = self.is_of["F"] & (self.stage == 0) & (self.k >= self.schedule.in_flight)
+        self.admitted = self.mask["F"] & (self.stage == 0) & (self.k >= self.schedule.in_flight)
         self.admits = self.plane - self.schedule.micro_batches + self.k - self.schedule.in_flight
         needs = self._by_slot(
-            _where(~self.is_of["F"], self.at),
-            _where(self.recomputed & (self.gradient | self.is_of["W"]), 2 * self.plane + self.at),
-            _where(self.is_of["W"], self.plane + self.at),
+            _where(~self.mask["F"], self.cell),
+            _where(self.recomputed & (self.gradient | self.mask["W"]), 2 * self.plane + self.cell),
+            _where(self.mask["W"], self.plane + self.cell),
             _where(self.admitted, self.admits),
             (self.reader, self.source),
         )
         makes = self._by_slot(_where(self.key != NOTHING, self.key))
         order, done = walk(needs, makes, first, n_keys)
         if done != first[1:]:
-            stopped = [at - start for at, start in zip(done, first, strict=False)]
+            stopped = [position - start for position, start in zip(done, first, strict=False)]
             raise StuckError(explain_deadlock(self.schedule, stopped))
         cycle = None
         if not self.around.copy_streams:
@@ -111,8 +112,8 @@ class PipelineWriter:
     def _by_slot(self, *columns: tuple[IntArray, IntArray]) -> Csr:
         """Return slot → the numbers given for its actions, in the order of actions and columns."""
         rows, numbers = map(np.concatenate, zip(*columns, strict=True))
-        of = Csr.group(rows, numbers, len(self.at))
-        return Csr(of.indptr[self.bounds], of.indices)
+        table = Csr.group(rows, numbers, len(self.cell))
+        return Csr(table.indptr[self.bounds], table.indices)
 
     def _row(self, j: int) -> tuple[int, int, str, int]:
         """Return rank, stage, phase and micro-batch of an action."""
@@ -127,27 +128,27 @@ class PipelineWriter:
         # if parameters are gathered beside it.
         at_home = np.full(self.schedule.ranks * self.schedule.stages, UNSET)
         at_home[self.home[self.weights]] = self.weights
-        complete, forwards = at_home[at_home >= 0], np.flatnonzero(self.is_of["F"])
+        complete, forwards = at_home[at_home >= 0], np.flatnonzero(self.mask["F"])
         heads = forwards[np.unique(self.home[forwards], return_index=True)[1]]
         split = heads if end.gathers and self.around.overlap else heads[:0]
         pieces = np.ones(n, np.int64)
         pieces[slot[np.append(complete, split)]] = end.pieces
         slot_of, last = np.repeat(np.arange(n), pieces), np.cumsum(pieces) - 1
-        of = pieces[slot_of]
-        piece = np.arange(len(slot_of)) - last[slot_of] + of
+        count = pieces[slot_of]
+        piece = np.arange(len(slot_of)) - last[slot_of] + count
 
-        made = self._output_sizes()
-        of_slots = np.append(made.indptr[self.bounds], made.indptr[-1] + 1)
-        row = np.where(piece == of, slot_of, n)  # only the last piece has outputs
-        outputs = Csr(of_slots, np.append(made.indices, 0)).take(row)
-        first = made.indptr[:-1] + (outputs.indptr[last] - of_slots[:n])[slot]
+        sizes = self._output_sizes()
+        of_slots = np.append(sizes.indptr[self.bounds], sizes.indptr[-1] + 1)
+        row = np.where(piece == count, slot_of, n)  # only the last piece has outputs
+        outputs = Csr(of_slots, np.append(sizes.indices, 0)).take(row)
+        first = sizes.indptr[:-1] + (outputs.indptr[last] - of_slots[:n])[slot]
         self.tensor, self.op = np.full((2, 3 * self.plane), UNSET)
-        there = self.key != NOTHING
-        self.tensor[self.key[there]], self.op[self.key[there]] = first[there], last[slot[there]]
+        keyed = self.key != NOTHING
+        self.tensor[self.key[keyed]], self.op[self.key[keyed]] = first[keyed], last[slot[keyed]]
 
         end.ops, end.tensors, stride = len(slot_of), len(outputs.indices), end.pieces + 1
         ahead = self._gathers(place * stride, last, split)
-        sent = self._between((place + 1) * stride - 1, last, complete.tolist(), first, made)
+        sent = self._write_followers((place + 1) * stride - 1, last, complete.tolist(), first, sizes)
         output = self.read[1]
         read = np.where(output == 0, sent[self.source], self.tensor[self.source] + output)
         if cycle is not None:
@@ -160,19 +161,19 @@ class PipelineWriter:
             ahead = np.stack([last[slot[j]] + 1 - pieces[slot[j]], op])
 
         # Slots as columns in the order of `End.rows`.
-        letters, begin = self.actions.phase.tolist(), self.bounds[slot_of]
+        letters, head = self.actions.phase.tolist(), self.bounds[slot_of]
         texts = zip(self.stage.tolist(), letters, self.k.tolist(), strict=True)
         names = self._join_names([f"{stage}{phase}{k}" for stage, phase, k in texts])
         if len(slot_of) > n:
-            parts = zip(slot_of.tolist(), piece.tolist(), of.tolist(), strict=True)
-            names = [names[s] if of == 1 else f"{names[s]}/{p}" for s, p, of in parts]
+            parts = zip(slot_of.tolist(), piece.tolist(), count.tolist(), strict=True)
+            names = [names[s] if count == 1 else f"{names[s]}/{p}" for s, p, count in parts]
         code = Codes[str]({"": UNSET})
         kind = code.of(self._join_names(letters))[slot_of]
-        ns, inside = (_piece(spent[slot_of], piece, of) for spent in self._slot_times(place))
-        at = place[slot_of] * stride + piece
-        numbers = np.stack([at, self.rank[begin], ns, self.stage[begin], self.k[begin], inside, kind, kind])
+        ns, inside = (_piece(spent[slot_of], piece, count) for spent in self._slot_times(place))
+        places = place[slot_of] * stride + piece
+        numbers = np.stack([places, self.rank[head], ns, self.stage[head], self.k[head], inside, kind, kind])
         after = self._by_slot(
-            _where(self.is_of["W"], self.op[self.plane + self.at]),
+            _where(self.mask["W"], self.op[self.plane + self.cell]),
             _where(self.admitted, self.op[self.admits]),
         )
         after = after.take(slot_of)
@@ -183,15 +184,15 @@ class PipelineWriter:
 
     def _gathers(self, place: IntArray, last: IntArray, heads: IntArray) -> IntArray:
         """Gather parameters right before first forwards; return pairs (op of a slot, gather it waits for)."""
-        found = list[tuple[int, int]]()
+        edges = list[tuple[int, int]]()
         for j in heads[np.argsort(place[self.slot[heads]], kind="stable")].tolist():
             self.end.place = int(place[self.slot[j]])
             first = int(last[self.slot[j]]) + 1 - self.end.pieces
-            found += enumerate(self.end.gather(*self._row(j)[:2]), first)
-        return np.array(found, np.int64).reshape(-1, 2).T
+            edges += enumerate(self.end.gather(*self._row(j)[:2]), first)
+        return np.array(edges, np.int64).reshape(-1, 2).T
 
-    def _between(
-        self, place: IntArray, last: IntArray, complete: Sequence[int], first: IntArray, made: Csr
+    def _write_followers(
+        self, place: IntArray, last: IntArray, complete: Sequence[int], first: IntArray, sizes: Csr
     ) -> IntArray:
         """Write the ops that follow single slots, each at its place; return what actions send on."""
         end, slot, behind = self.end, self.slot, place[self.slot].tolist()
@@ -201,10 +202,10 @@ class PipelineWriter:
                 end.on_gradients(*self._row(j)[:2], int(last[slot[j]]) - before)
         sent, last_op = self.tensor.copy(), last.copy()
         sums = np.array([stage.collectives_ns for stage in self.stages])[self.stage]
-        for j in np.flatnonzero(sums * (self.is_of["F"] | self.gradient)).tolist():
+        for j in np.flatnonzero(sums * (self.mask["F"] | self.gradient)).tolist():
             end.place, (rank, stage, phase, k) = behind[j], self._row(j)
             name, ns = f"collective of {stage}{phase}{k}", self.stages[stage].collectives_ns
-            passed: dict[str, Any] = {"inputs": (first[j],), "nbytes": made.row(j)[0]}
+            passed: dict[str, Any] = {"inputs": (first[j],), "nbytes": sizes.row(j)[0]}
             op = end.append(rank, name, "collective", ns, stage=stage, micro_batch=k, **passed)
             last_op[slot[j]], sent[self.key[j]] = op, end.tensor(op)
         for rank, (begin, over) in enumerate(pairwise(self.actions.first)):
@@ -223,12 +224,12 @@ class PipelineWriter:
 
     def _output_sizes(self) -> Csr:
         """Return the output sizes of actions; the F of a recomputed micro-batch has its own."""
-        words, masks, odd = [*PHASES, "C"], [*self.is_of.values()], sorted(self.shares)
-        sizes = [self._share(of[word], k) for k in (UNSET, *odd) for of in self.sizes for word in words]
+        words, masks, odd = [*PHASES, "C"], [*self.mask.values()], sorted(self.shares)
+        sizes = [self._share(table[word], k) for k in (UNSET, *odd) for table in self.sizes for word in words]
         word = np.select([masks[0] & self.recomputed, *masks], [len(masks), *range(len(masks))])
-        return Csr.of_rows(sizes).take(word + len(words) * (self.stage + len(self.sizes) * self._odd()))
+        return Csr.of_rows(sizes).take(word + len(words) * (self.stage + len(self.sizes) * self._share_row()))
 
-    def _odd(self) -> IntArray:
+    def _share_row(self) -> IntArray:
         """Return, for each action, the number of its micro-batch's entry in `shares`, from 1; 0 for none."""
         odd = sorted(self.shares)
         return np.where(np.isin(self.k, odd), 1 + np.searchsorted(odd, self.k), 0) if odd else 0 * self.k
@@ -240,17 +241,17 @@ class PipelineWriter:
 
     def _inputs(self, read: IntArray) -> Csr:
         """Return the inputs of slots; the first slot of a stage on a rank also reads what is resident."""
-        own, backward = self.tensor[self.at], self.gradient | self.is_of["W"]
-        kept = np.where(self.recomputed, self.tensor[2 * self.plane + self.at], own)
-        passing = np.array([of["R"][1] > 0 for of in self.sizes])[self.stage]
+        own_tensor, backward = self.tensor[self.cell], self.gradient | self.mask["W"]
+        kept_tensor = np.where(self.recomputed, self.tensor[2 * self.plane + self.cell], own_tensor)
+        passing = np.array([stage_sizes["R"][1] > 0 for stage_sizes in self.sizes])[self.stage]
         homes = np.sort(np.unique(self.home, return_index=True)[1]).tolist()
         resident = [(j, tensor) for j in homes for tensor in self.end.resident[self._row(j)[:2]]]
         home, tensor = np.array(resident, np.int64).reshape(-1, 2).T
         return self._by_slot(
-            _where(self.is_of["R"], own + 1),
-            _where(backward, kept + 2),
-            _where(backward & self.recomputed, own + 1),
-            _where(self.gradient & passing, kept + 1),
+            _where(self.mask["R"], own_tensor + 1),
+            _where(backward, kept_tensor + 2),
+            _where(backward & self.recomputed, own_tensor + 1),
+            _where(self.gradient & passing, kept_tensor + 1),
             (self.reader, read),
             (self.bounds[self.slot[home] + 1] - 1, tensor),
         )
@@ -258,36 +259,36 @@ class PipelineWriter:
     def _slot_times(self, place: IntArray) -> tuple[IntArray, IntArray]:
         """Return the duration of each slot, and how much of it is exposed communication."""
         ahead = [stage.times.overlapped for stage in self.stages]
-        known = np.array([NOTHING if ns is None else ns for ns in ahead])[self.stage]
-        joined = self.is_of["F"] & (np.diff(self.bounds)[self.slot] > 1) & (known != NOTHING)
+        forward_ns = np.array([NOTHING if ns is None else ns for ns in ahead])[self.stage]
+        joined = self.mask["F"] & (np.diff(self.bounds)[self.slot] > 1) & (forward_ns != NOTHING)
         first = np.flatnonzero(joined)[::-1]
-        together = np.full(len(place), NOTHING)
-        together[self.slot[first]] = known[first]  # the time of the slot's first forward counts
-        alone = together == NOTHING
-        for slot in {*self.slot[self._odd() > 0].tolist()} - {*np.flatnonzero(alone).tolist()}:
+        joined_ns = np.full(len(place), NOTHING)
+        joined_ns[self.slot[first]] = forward_ns[first]  # the time of the slot's first forward counts
+        single = joined_ns == NOTHING
+        for slot in {*self.slot[self._share_row() > 0].tolist()} - {*np.flatnonzero(single).tolist()}:
             parts = [self._row(j) for j in range(self.bounds[slot], self.bounds[slot + 1])]
-            each = [(self.stages[s].times.of(phase), self.shares.get(k, 1)) for _, s, phase, k in parts]
-            if whole := sum(ns for ns, _ in each):  # reduced in proportion to the sum of the two
-                part = sum(ns * share for ns, share in each)
-                together[slot] = round_half_up(Fraction(int(together[slot])) * part / whole)
-        ns = self._sum({s: stage.times for s, stage in enumerate(self.stages)}, alone[self.slot], place)
+            timed = [(self.stages[s].times.of(phase), self.shares.get(k, 1)) for _, s, phase, k in parts]
+            if total := sum(ns for ns, _ in timed):  # reduced in proportion to the sum of the two
+                part = sum(ns * share for ns, share in timed)
+                joined_ns[slot] = round_half_up(Fraction(int(joined_ns[slot])) * part / total)
+        ns = self._add_up({s: stage.times for s, stage in enumerate(self.stages)}, single[self.slot], place)
         exposed = {s: stage.exposed for s, stage in enumerate(self.stages) if stage.exposed is not None}
-        return np.where(alone, ns, together), self._sum(exposed, np.isin(self.stage, [*exposed]), place)
+        return np.where(single, ns, joined_ns), self._add_up(exposed, np.isin(self.stage, [*exposed]), place)
 
-    def _sum(self, times: Mapping[int, StageTimes], those: BoolArray, place: IntArray) -> IntArray:
+    def _add_up(self, times: Mapping[int, StageTimes], chosen: BoolArray, place: IntArray) -> IntArray:
         """Return the summed times of each slot's chosen actions, looked up per stage, phase and share."""
-        at, per = np.flatnonzero(those), np.zeros(len(self.at), np.int64)
-        if not len(at):
+        rows, times_ns = np.flatnonzero(chosen), np.zeros(len(self.cell), np.int64)
+        if not len(rows):
             return 0 * place
-        sort = (self._odd()[at] * len(self.stages) + self.stage[at]) * len(PHASES) + self.code[at]
-        _, first, which = np.unique(sort, return_index=True, return_inverse=True)
-        found = np.zeros(len(first), np.int64)
-        begin = place[self.slot[at[first]]]
+        sort = (self._share_row()[rows] * len(self.stages) + self.stage[rows]) * len(PHASES) + self.code[rows]
+        _, first, inverse = np.unique(sort, return_index=True, return_inverse=True)
+        distinct = np.zeros(len(first), np.int64)
+        begin = place[self.slot[rows[first]]]
         for j in np.argsort(begin).tolist():  # in order, so that the first phase without a time is reported
-            _, stage, phase, k = self._row(at[first[j]])
-            found[j] = round_half_up(self.shares.get(k, 1) * times[stage].of(phase))
-        per[at] = found[which]
-        return Csr(self.bounds, np.arange(len(per))).sums(per)
+            _, stage, phase, k = self._row(rows[first[j]])
+            distinct[j] = round_half_up(self.shares.get(k, 1) * times[stage].of(phase))
+        times_ns[rows] = distinct[inverse]
+        return Csr(self.bounds, np.arange(len(times_ns))).sums(times_ns)
 
     def _extend(
         self, names: Sequence[str], code: Codes[str], numbers: IntArray, tables: Sequence[Csr]
@@ -299,15 +300,15 @@ class PipelineWriter:
         numbers = np.append(numbers, np.array(rows[:8], np.int64), axis=1)
         order = np.argsort(numbers[0], kind="stable")
         _, rank, ns, stage, k, inside, kind, phase = numbers[:, order]
-        inputs, outputs, after = map(_both, tables, rows[8:])
-        put = Csr(outputs.indptr, np.arange(len(outputs.indices))).take(order)
-        op, tensor = _inverse(order), _inverse(put.indices)  # new number of each op and tensor
+        inputs, outputs, after = map(_append_rows, tables, rows[8:])
+        sorted_outputs = Csr(outputs.indptr, np.arange(len(outputs.indices))).take(order)
+        op, tensor = _inverse(order), _inverse(sorted_outputs.indices)  # new number of each op and tensor
         sorts, sort = distinct_rows(inside, (phase == code[BESIDE]).astype(np.int64))
-        shared = [self._attributes(*each) for each in sorts]
-        attributes = {at: shared[i] for at, i in enumerate(sort.tolist() if any(shared) else ()) if shared[i]}
+        shared = [self._attributes(*values) for values in sorts]
+        attributes = {n: shared[i] for n, i in enumerate(sort.tolist() if any(shared) else ()) if shared[i]}
         names, waits = [*names, *more], _renumber(after.take(order), op)
         self.builder.extend(
-            [names[at] for at in order.tolist()],
+            [names[n] for n in order.tolist()],
             kind=([*code], kind),
             inputs=_renumber(inputs.take(order), tensor),
             outputs=outputs.take(order),
@@ -330,10 +331,10 @@ class PipelineWriter:
         an SM (NCCL documentation, NCCL_MAX_NCHANNELS); that these are an eighth of the SMs, say 16 of 132, is
         assumed.
         """
-        found: dict[str, float] = {INSIDE: inside_ns} if inside_ns else {}
+        values: dict[str, float] = {INSIDE: inside_ns} if inside_ns else {}
         if self.around.own_stream:
-            found["sm_fraction"] = 0.125 if beside else 0.875
-        return found
+            values["sm_fraction"] = 0.125 if beside else 0.875
+        return values
 
     # -- copies on compute streams ---------------------------------------------------------------
 
@@ -343,21 +344,21 @@ class PipelineWriter:
         Stages come in ascending order, skips before boundaries.
         """
         source, output, nbytes = self.read
-        mine, k = self.reader, self.k[self.reader]
+        reader, k = self.reader, self.k[self.reader]
         placed = np.array(self.schedule.placements)[np.array(self.schedule.replica_of)[k], source]
-        order = np.lexsort((output, source, self.source, output == 0, k, self.stage[mine], cycle[mine]))
-        for j in order[(placed != self.rank[mine])[order]].tolist():
-            rank, stage, phase, of = self._row(mine[j])
-            what = f"copy for {stage}{phase}{of}"
-            what += f" ({output[j]} of stage {source[j]})" if output[j] else ""
-            self.end.place = int(fence[mine[j]])
-            (size,) = self._share((int(nbytes[j]),), of)
-            read[j] = self._copy(what, int(read[j]), size, int(placed[j]), rank)
+        order = np.lexsort((output, source, self.source, output == 0, k, self.stage[reader], cycle[reader]))
+        for j in order[(placed != self.rank[reader])[order]].tolist():
+            rank, stage, phase, micro_batch = self._row(reader[j])
+            text = f"copy for {stage}{phase}{micro_batch}"
+            text += f" ({output[j]} of stage {source[j]})" if output[j] else ""
+            self.end.place = int(fence[reader[j]])
+            (size,) = self._share((int(nbytes[j]),), micro_batch)
+            read[j] = self._copy(text, int(read[j]), size, int(placed[j]), rank)
 
-    def _copy(self, what: str, tensor: int, nbytes: int, source: int, destination: int) -> int:
+    def _copy(self, text: str, tensor: int, nbytes: int, source: int, destination: int) -> int:
         """Write both ends of a copy: each posts that it is ready, and copies when the other has posted."""
-        ways = (("from", source), ("to", destination))
-        ends = [(f"{what} {way} {self.devices[rank]}", rank) for way, rank in ways]
+        sides = (("from", source), ("to", destination))
+        ends = [(f"{text} {side} {self.devices[rank]}", rank) for side, rank in sides]
         posts = [self.end.append(rank, f"post {name}", "post", 0) for name, rank in ends]
         ns = self.copy_ns(source, destination, nbytes)
         for (name, rank), other in zip(ends, reversed(posts), strict=True):
@@ -366,28 +367,28 @@ class PipelineWriter:
         return self.end.tensor(op)
 
 
-def _where(there: BoolArray, column: IntArray) -> tuple[IntArray, IntArray]:
+def _where(mask: BoolArray, column: IntArray) -> tuple[IntArray, IntArray]:
     """Return the rows where the mask holds, and the column's values there."""
-    return np.flatnonzero(there), column[there]
+    return np.flatnonzero(mask), column[mask]
 
 
 def _inverse(order: IntArray) -> IntArray:
     """Return the inverse of a permutation."""
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    return place
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
+    return position
 
 
-def _piece(whole: IntArray, piece: IntArray, pieces: IntArray) -> IntArray:
+def _piece(total: IntArray, piece: IntArray, pieces: IntArray) -> IntArray:
     """Return part `piece` of a whole number, such that all parts add up to it."""
-    return whole * piece // pieces - whole * (piece - 1) // pieces
+    return total * piece // pieces - total * (piece - 1) // pieces
 
 
-def _both(first: Csr, further: Sequence[Sequence[int]]) -> Csr:
+def _append_rows(first: Csr, further: Sequence[Sequence[int]]) -> Csr:
     """Return the table with further rows appended."""
-    of = Csr.of_rows(further)
-    indptr = np.append(first.indptr, first.indptr[-1] + of.indptr[1:])
-    return Csr(indptr, np.append(first.indices, of.indices))
+    table = Csr.of_rows(further)
+    indptr = np.append(first.indptr, first.indptr[-1] + table.indptr[1:])
+    return Csr(indptr, np.append(first.indices, table.indices))
 
 
 def _renumber(table: Csr, number: IntArray) -> Csr:
@@ -463,32 +464,32 @@ def cycles(programs: Sequence[Sequence[Slot]], needs: Csr, makes: Csr, n_keys: i
     needs, makes : Csr
         Slot (counted over all ranks) → numbers below `n_keys` of its inputs and outputs.
     """
-    begins = np.array([begin for program in programs for begin in _begins(program)], dtype=bool)
+    begins = np.array([begin for program in programs for begin in _starts_cycle(program)], dtype=bool)
     group, n = np.cumsum(begins) - 1, int(begins.sum())
     made_by = np.full(n_keys, UNSET)
     made_by[makes.indices] = group[makes.rows()]
     reader, source = group[needs.rows()], made_by[needs.indices]
     other = reader != source
     sources = Csr.group(reader[other], source[other], n)
-    bounds = [0, *accumulate(sum(_begins(program)) for program in programs)]
+    bounds = [0, *accumulate(sum(_starts_cycle(program)) for program in programs)]
     order, _ = walk(sources, Csr.of_rows([[g] for g in range(n)]), bounds, n)
     cycle, reads = np.zeros(n, np.int64), sources.lists()
     for g in order.tolist():
         before = [] if g in bounds else [g - 1]
         cycle[g] = 1 + max((cycle[source] for source in [*before, *reads[g]]), default=0)
-    of: IntArray = cycle[group]
-    return of
+    slot_cycle: IntArray = cycle[group]
+    return slot_cycle
 
 
-def _begins(program: Sequence[Slot]) -> list[bool]:
+def _starts_cycle(program: Sequence[Slot]) -> list[bool]:
     """Return, for each slot, whether it starts a cycle or shares that of the recomputation before it."""
-    found: list[bool] = []
+    begins: list[bool] = []
     backwards = set[tuple[int, int]]()  # of the slot at the end of the cycle
     for slot in reversed(program):
         joins = all(part.phase == "R" and (part.stage, part.micro_batch) in backwards for part in slot.parts)
-        if found:
-            found[-1] = not joins
-        found.append(True)
+        if begins:
+            begins[-1] = not joins
+        begins.append(True)
         if not joins:
             backwards = {(part.stage, part.micro_batch) for part in slot.parts if part.phase in "BI"}
-    return found[::-1]
+    return begins[::-1]

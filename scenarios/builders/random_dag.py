@@ -27,7 +27,7 @@ from sim.base.room import BUILT_EDGE_BYTES, check_room
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 
-_MOST_PAIRS: Final = 100 * MOST_TASKS
+_MAX_PAIRS: Final = 100 * MOST_TASKS
 """Maximum number of pairs of ops for which an edge is drawn: takes some minutes."""
 
 
@@ -78,22 +78,22 @@ class Branchy(Builder):
             fork = op(f"fork{k}", "fork", joined)
             ends = []
             for branch in range(self.width):
-                at = fork
+                tail = fork
                 for i in range(self.layers):
-                    at = op(f"block{k}/{branch}.{i}", "op", [at])
-                ends.append(at)
+                    tail = op(f"block{k}/{branch}.{i}", "op", [tail])
+                ends.append(tail)
             joined = [op(f"join{k}", "join", ends)]
         return builder.build()
 
 
-def _in_order(value: list[int]) -> list[int]:
+def _check_range(value: list[int]) -> list[int]:
     if value[0] > value[1]:
         raise fault(f"[{value[0]}, {value[1]}] is no range from least to greatest")
     return value
 
 
-_TWO = Field(min_length=2, max_length=2)
-_ORDERED = AfterValidator(_in_order)
+_PAIR = Field(min_length=2, max_length=2)
+_RANGE = AfterValidator(_check_range)
 
 
 class RandomDag(Builder):
@@ -119,10 +119,10 @@ class RandomDag(Builder):
 
     model: Literal["random-dag"]
     layers: Size = 10
-    width: Size | Annotated[list[Size], _TWO, _ORDERED] = Field([1, 4])
+    width: Size | Annotated[list[Size], _PAIR, _RANGE] = Field([1, 4])
     probability: float = Field(0.2, ge=0, le=1, strict=False)
-    duration: Annotated[Duration | Annotated[list[Duration], _TWO, _ORDERED], Field(default=["1us", "100us"])]
-    output: Bytes | Annotated[list[Bytes], _TWO, _ORDERED] = 0
+    duration: Annotated[Duration | Annotated[list[Duration], _PAIR, _RANGE], Field(default=["1us", "100us"])]
+    output: Bytes | Annotated[list[Bytes], _PAIR, _RANGE] = 0
     seed: Whole = 0
 
     def graph(self) -> Graph:
@@ -138,27 +138,27 @@ class RandomDag(Builder):
         """
         ops = at_most(MOST_BUILT, self.layers * np.max(self.width).item(), "ops")
         if self.probability:  # drawn for each pair of ops
-            at_most(_MOST_PAIRS, ops * (ops - 1) // 2, "pairs of ops")
+            at_most(_MAX_PAIRS, ops * (ops - 1) // 2, "pairs of ops")
             edges = at_most(MOST_TASKS, int(self.probability * ops * (ops - 1) / 2), "edges")
             check_room(edges * BUILT_EDGE_BYTES, f"{edges:,} edges")
         rng = np.random.default_rng([self.seed, *b"random-dag"])
         builder = GraphBuilder("random-dag")
         earlier: list[str] = []
-        before: list[str] = []
+        previous: list[str] = []
 
-        sizes = [of if isinstance(of, list) else [of, of] for of in (self.width, self.output, self.duration)]
+        sizes = [n if isinstance(n, list) else [n, n] for n in (self.width, self.output, self.duration)]
 
         def draw(between: Sequence[int]) -> int:
             return int(rng.integers(between[0], between[1], endpoint=True))
 
         for layer in range(self.layers):
-            here = []
+            current = []
             for i in range(draw(sizes[0])):
-                inputs = [before[draw((0, len(before) - 1))]] if before else []
+                inputs = [previous[draw((0, len(previous) - 1))]] if previous else []
                 drawn = np.flatnonzero(rng.random(len(earlier)) < self.probability)
                 inputs += [earlier[k] for k in drawn.tolist() if earlier[k] != inputs[0]]
                 size, ns = draw(sizes[1]), draw(sizes[2])
-                here.append(builder.op(f"l{layer}/{i}", inputs=inputs, outputs=size, duration_ns=ns))
-            earlier += here
-            before = here
+                current.append(builder.op(f"l{layer}/{i}", inputs=inputs, outputs=size, duration_ns=ns))
+            earlier += current
+            previous = current
         return builder.build()

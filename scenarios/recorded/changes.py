@@ -165,14 +165,14 @@ class WhatIf(Strict):
         """Yield each change with the path of its key."""
         from scenarios.recorded import durations, launches
 
-        if (gone := self.remove) is not None:
-            stays = gone.host == "stays"
-            yield ("remove",), lambda g: launches.remove_ops(g, gone.ops, host_work=stays)
-        for n, one in enumerate(self.fuse):
-            fuse = partial(launches.fuse_kernels, words=one.ops, duration_ns=one.duration)
-            yield ("fuse", n), partial(fuse, host_work=one.host == "stays")
-        if (to := self.device) is not None:
-            yield ("device",), lambda g: durations.on_device(g, to.source, to.target, to.bound)
+        if (removal := self.remove) is not None:
+            stays = removal.host == "stays"
+            yield ("remove",), lambda g: launches.remove_ops(g, removal.ops, host_work=stays)
+        for n, fusion in enumerate(self.fuse):
+            fuse = partial(launches.fuse_kernels, words=fusion.ops, duration_ns=fusion.duration)
+            yield ("fuse", n), partial(fuse, host_work=fusion.host == "stays")
+        if (gpu := self.device) is not None:
+            yield ("device",), lambda g: durations.on_device(g, gpu.source, gpu.target, gpu.bound)
         if self.scale:
             yield ("scale",), lambda g: durations.scale_durations(g, self.scale)
         if (links := self.bandwidth) is not None:
@@ -248,12 +248,12 @@ def apply_changes(graph: Graph, changes: Sequence[WhatIf], *, path: Sequence[str
     """
     for n, change in enumerate(changes):
         for key, step in change.steps():
-            at = (*path, n, *key) if len(changes) > 1 else (*path, *key)
-            with error_path(*at):
+            key_path = (*path, n, *key) if len(changes) > 1 else (*path, *key)
+            with error_path(*key_path):
                 after = step(graph)
             if after is graph:
-                told = ".".join(map(str, at))
-                warnings.warn(f"{told}: changes nothing in {graph.name!r}", stacklevel=2)
+                text = ".".join(map(str, key_path))
+                warnings.warn(f"{text}: changes nothing in {graph.name!r}", stacklevel=2)
             graph = after
     return graph
 

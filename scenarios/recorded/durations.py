@@ -31,7 +31,7 @@ from sim.machine.device import Device
 # A what-if changes a duration by a factor (``x0.5``), or to a new value (``2us``).
 
 _FACTOR: Final = re.compile(r"\s*[x×]\s*([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)\s*")
-_MOST: Final = 1_000_000
+_MAX_FACTOR: Final = 1_000_000
 
 
 class Change(NamedTuple):
@@ -39,24 +39,24 @@ class Change(NamedTuple):
 
     Examples
     --------
-    >>> Change(Fraction(1, 2)).of([3, 10]), Change(value_ns=2000).of([3, 10])
+    >>> Change(Fraction(1, 2)).apply([3, 10]), Change(value_ns=2000).apply([3, 10])
     ([2, 5], [2000, 2000])
     """
 
     factor: Fraction = Fraction(1)
     value_ns: int | None = None
 
-    def of(self, durations_ns: Iterable[int]) -> list[int]:
+    def apply(self, durations_ns: Iterable[int]) -> list[int]:
         """Return the durations after the change, each rounded half up."""
         if self.value_ns is not None:
             return [self.value_ns for _ in durations_ns]
         above, below = 2 * self.factor.numerator, 2 * self.factor.denominator
         return [(above * ns + self.factor.denominator) // below for ns in durations_ns]
 
-    def of_part(self, part_ns: int, whole_ns: int) -> int:
+    def apply_to_part(self, part_ns: int, whole_ns: int) -> int:
         """Return a part of a duration after the change; its share of the whole stays the same."""
         if self.value_ns is None:
-            return self.of([part_ns])[0]
+            return self.apply([part_ns])[0]
         return round_half_up(Fraction(self.value_ns * part_ns, whole_ns)) if whole_ns else self.value_ns
 
 
@@ -75,12 +75,12 @@ def read_factor(value: object) -> Fraction:
     """
     if isinstance(value, Fraction):
         return value
-    found = _FACTOR.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = _FACTOR.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         raise InputError(f"{value!r} is no factor such as x0.5")
-    factor = Fraction(found[1])
-    if factor > _MOST:
-        raise InputError(f"{value!r} is more than the x{_MOST:,} that there may be")
+    factor = Fraction(match[1])
+    if factor > _MAX_FACTOR:
+        raise InputError(f"{value!r} is more than the x{_MAX_FACTOR:,} that there may be")
     return factor
 
 
@@ -125,7 +125,7 @@ AnyChange = Annotated[
 
 # ----------------------------------------------------------------------------------------------------------
 
-_PARTS = "call_ns", "rest_of_call_ns", INSIDE
+_PART_KEYS = "call_ns", "rest_of_call_ns", INSIDE
 """Attributes that are parts of an op's duration: of the host's work, and its own communication."""
 
 
@@ -153,7 +153,7 @@ def scale_durations(graph: Graph, changes: Mapping[str, Change]) -> Graph:
     for word, change in changes.items():
         with error_path(word):
             if word == "collectives":
-                graph = _communicating(graph, names, change)
+                graph = _change_communication(graph, names, change)
             else:
                 graph = _change_durations(graph, names.find(word), change, stays=word == "kernels")
     return graph
@@ -166,7 +166,7 @@ def more_bandwidth(graph: Graph, collectives: Fraction, transfers: Fraction) -> 
     a recording does not distinguish. The result is thus the largest possible effect of bandwidth.
     """
     if collectives != 1:
-        graph = _communicating(graph, None, Change(1 / collectives))
+        graph = _change_communication(graph, None, Change(1 / collectives))
     if transfers != 1:
         graph = _change_durations(
             graph, roles.transfers(graph) & ~roles.collectives(graph), Change(1 / transfers)
@@ -202,9 +202,9 @@ def issue_cost(graph: Graph, change: Change) -> Graph:
         call_ns, after = int(attributes[op].get("call_ns", graph.duration_ns[op])), following.get(op)
         rest_ns = 0 if after is None else int(attributes[after].get("rest_of_call_ns", 0))
         whole_ns = call_ns + rest_ns
-        parts.append((op, "call_ns", call_ns, change.of_part(call_ns, whole_ns)))
+        parts.append((op, "call_ns", call_ns, change.apply_to_part(call_ns, whole_ns)))
         if after is not None and rest_ns:
-            parts.append((after, "rest_of_call_ns", rest_ns, change.of_part(rest_ns, whole_ns)))
+            parts.append((after, "rest_of_call_ns", rest_ns, change.apply_to_part(rest_ns, whole_ns)))
     return _with_parts(graph, parts)
 
 
@@ -216,13 +216,13 @@ def other_gap(graph: Graph, change: Change) -> Graph:
     InputError
         The recording does not show a gap.
     """
-    gaps = {pin: known["gap"] for pin, known in graph.device_facts.items() if "gap" in known}
+    gaps = {pin: facts["gap"] for pin, facts in graph.device_facts.items() if "gap" in facts}
     if not gaps:
         raise InputError("this recording does not tell the gap between kernels")
-    now = {pin: f"{change.of([parse_duration(gap)])[0]}ns" for pin, gap in gaps.items()}
-    if now == gaps:
+    new_gaps = {pin: f"{change.apply([parse_duration(gap)])[0]}ns" for pin, gap in gaps.items()}
+    if new_gaps == gaps:
         return graph
-    changed = {pin: {**graph.device_facts[pin], "gap": gap} for pin, gap in now.items()}
+    changed = {pin: {**graph.device_facts[pin], "gap": gap} for pin, gap in new_gaps.items()}
     return replace(graph, device_facts={**graph.device_facts, **changed})
 
 
@@ -247,54 +247,54 @@ def _next_on_thread(graph: Graph) -> dict[int, int]:
     return {op: after for thread in threads.values() for op, after in pairwise(thread)}
 
 
-def _communicating(graph: Graph, names: Names | None, change: Change) -> Graph:
+def _change_communication(graph: Graph, names: Names | None, change: Change) -> Graph:
     """Return a graph with changed durations of collectives, and of other ops' own communication."""
-    inside = inside_ns(graph)
-    parts = np.flatnonzero(inside).tolist() if change.value_ns is None else []
+    communication_ns = inside_ns(graph)
+    parts = np.flatnonzero(communication_ns).tolist() if change.value_ns is None else []
     if names is not None and not parts:
         names.find("collectives")  # raises if the graph has none
     graph = _change_durations(graph, roles.collectives(graph), change)
-    was = inside[parts].tolist()
-    changed = zip(parts, was, change.of(was), strict=True)
+    before_ns = communication_ns[parts].tolist()
+    changed = zip(parts, before_ns, change.apply(before_ns), strict=True)
     return _with_parts(graph, [(op, INSIDE, ns, now) for op, ns, now in changed])
 
 
-def _change_durations(graph: Graph, which: BoolArray, change: Change, *, stays: bool = False) -> Graph:
+def _change_durations(graph: Graph, selected: BoolArray, change: Change, *, stays: bool = False) -> Graph:
     """Return a graph with changed durations of some ops; the same graph if nothing changes.
 
     With `stays` the ops' own communication keeps its duration.
     """
-    ops = np.flatnonzero(which)
-    kept = inside_ns(graph) if stays else np.zeros(len(graph), np.int64)
-    alone = which & roles.collectives(graph) & ~roles.has_key(graph, "communicator")
-    alone &= roles.is_recording(graph)
-    if alone.any():
-        what = "some collectives are of one rank alone: what they waited for other ranks"
-        warnings.warn(f"{what} is part of their time, and changes with it", stacklevel=4)
-    given = [graph.duration_ns, *graph.duration_by_kind.values()]
+    ops = np.flatnonzero(selected)
+    fixed_ns = inside_ns(graph) if stays else np.zeros(len(graph), np.int64)
+    single_rank = selected & roles.collectives(graph) & ~roles.has_key(graph, "communicator")
+    single_rank &= roles.is_recording(graph)
+    if single_rank.any():
+        problem = "some collectives are of one rank alone: what they waited for other ranks"
+        warnings.warn(f"{problem} is part of their time, and changes with it", stacklevel=4)
+    old_columns = [graph.duration_ns, *graph.duration_by_kind.values()]
     unknown = ops[graph.longest_ns()[ops] == UNSET]
     if len(unknown):
         name = graph.op_names[int(unknown[0])]
-        what = f"{len(unknown)} of {len(ops)} ops, {name!r} for one, have no duration of their own"
-        raise InputError(f"{what} but that of a device's cost model; a what-if changes given ones")
+        problem = f"{len(unknown)} of {len(ops)} ops, {name!r} for one, have no duration of their own"
+        raise InputError(f"{problem} but that of a device's cost model; a what-if changes given ones")
     columns = []
-    for column in given:
-        here, new = ops[column[ops] != UNSET], column.copy()
-        new[here] = kept[here] + change.of((column[here] - kept[here]).tolist())
+    for column in old_columns:
+        timed, new = ops[column[ops] != UNSET], column.copy()
+        new[timed] = fixed_ns[timed] + change.apply((column[timed] - fixed_ns[timed]).tolist())
         columns.append(new)
-    if all((new == column).all() for new, column in zip(columns, given, strict=True)):
+    if all((new == column).all() for new, column in zip(columns, old_columns, strict=True)):
         return graph
     attributes = dict(graph.attributes)
     if change.value_ns is None:
         for op in ops.tolist():
-            own = attributes.get(op, {})
+            op_attributes = attributes.get(op, {})
             parts = {
-                key: change.of([int(own[key])])[0]
-                for key in _PARTS
-                if key in own and not (stays and key == INSIDE)
+                key: change.apply([int(op_attributes[key])])[0]
+                for key in _PART_KEYS
+                if key in op_attributes and not (stays and key == INSIDE)
             }
             if parts:
-                attributes[op] = {**own, **parts}
+                attributes[op] = {**op_attributes, **parts}
     by_kind = dict(zip(graph.duration_by_kind, columns[1:], strict=True))
     return replace(graph, duration_ns=columns[0], duration_by_kind=by_kind, attributes=attributes)
 
@@ -321,13 +321,13 @@ def _change_durations(graph: Graph, which: BoolArray, change: Change, *, stays: 
 Bound = Literal["low", "middle", "high"]
 """Which end, or the middle, of the range of possible durations."""
 
-_SHARED: Final = 0.5
+_CARRIED_OVER: Final = 0.5
 """Share of the logarithm of actual over modelled time that carries over to another generation of GPU."""
-_DOUBTFUL: Final = 2.5
+_DOUBTFUL_RATIO: Final = 2.5
 """Doubtful ratio of actual to modelled time: recordings of six GPUs had 0.9 to 1.9."""
-_ANOTHER: Final = 20.0
-"""Beyond this ratio, or its inverse, the kernel must have other sizes than given."""
-_MOVES: Final = frozenset(
+_MAX_RATIO: Final = 20.0
+"""Beyond this ratio, or its inverse, the kernel must have other sizes than those given."""
+_MOVING_KINDS: Final = frozenset(
     {"elementwise", "copy", "fill", "reduce", "gather", "layer_norm", "batch_norm", "softmax", "cat"}
 )
 
@@ -341,16 +341,16 @@ class _Gpu(NamedTuple):
     device: Device
 
     @classmethod
-    def of(cls, name: str) -> _Gpu:
+    def from_preset(cls, name: str) -> _Gpu:
         """Return the GPU of a preset, given its name or the beginning of it."""
-        known = _gpu_presets()
-        fitting = [each for each in known if each == name] or [x for x in known if x.startswith(name)]
+        names = _gpu_presets()
+        fitting = [preset for preset in names if preset == name] or [x for x in names if x.startswith(name)]
         if len(fitting) > 1:  # several boards: prefer that of a server
-            fitting = [each for each in fitting if "-sxm" in each] or fitting
+            fitting = [preset for preset in fitting if "-sxm" in preset] or fitting
         if len(fitting) > 1:
             raise InputError(f"{name!r} may be {' or '.join(fitting)}")
         if not fitting:
-            raise UnknownNameError("GPU preset", name, known)
+            raise UnknownNameError("GPU preset", name, names)
         spec: dict[str, Any] = device_preset(fitting[0])
         peak = spec["peak"] if isinstance(spec["peak"], dict) else {DEFAULT: spec["peak"]}
         return cls(
@@ -395,85 +395,86 @@ def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -
     from devices.cost.cost_warnings import warn_of_plain_ops
 
     with error_path("from"):
-        before = _Gpu.of(source)
+        before = _Gpu.from_preset(source)
     with error_path("to"):
-        after = _Gpu.of(target)
+        after = _Gpu.from_preset(target)
     if (contradiction := _recorded_elsewhere(graph, source)) is not None:
         warnings.warn(contradiction, stacklevel=2)
-    which = roles.tasks(graph) & ~roles.collectives(graph) & ~roles.transfers(graph)
-    if not which.any():
+    kernels = roles.tasks(graph) & ~roles.collectives(graph) & ~roles.transfers(graph)
+    if not kernels.any():
         raise InputError("there is no kernel of a GPU")
     if before.name == after.name:
         return graph
-    untimed = np.where(which, UNSET, graph.duration_ns)
+    untimed = np.where(kernels, UNSET, graph.duration_ns)
     warn_of_plain_ops(replace(graph, duration_ns=untimed, duration_by_kind={}), [after.device])
-    low, high, known, few = _ratios(graph, which, before, after)
+    low, high, sized, small = _ratios(graph, kernels, before, after)
     ends = {"low": low, "middle": np.sqrt(low * high), "high": high}
-    was = graph.duration_ns[which]
+    before_ns = graph.duration_ns[kernels]
     ns = graph.duration_ns.copy()
-    ns[which] = np.floor(was * ends[bound] + 0.5).astype(np.int64)
+    ns[kernels] = np.floor(before_ns * ends[bound] + 0.5).astype(np.int64)
     if (ns == graph.duration_ns).all():
         return graph
-    of = {end: f"x{(was * each).sum() / max(was.sum(), 1):.2f}" for end, each in ends.items()}
+    text = {end: f"x{(before_ns * r).sum() / max(before_ns.sum(), 1):.2f}" for end, r in ends.items()}
     warnings.warn(
-        f"device: kernels take {of['low']} to {of['high']} of their time on {target}, taken as {of[bound]}; "
-        f"the sizes of {known} of {len(was)} are known, {few} others are too small to fill the GPU",
+        f"device: kernels take {text['low']} to {text['high']} of their time on {target}, taken as "
+        f"{text[bound]}; the sizes of {sized} of {len(before_ns)} are known, {small} others are too small to "
+        "fill the GPU",
         stacklevel=2,
     )
-    facts = {pin: {**own, "description": target} for pin, own in graph.device_facts.items()}
+    facts = {pin: {**old, "description": target} for pin, old in graph.device_facts.items()}
     return replace(graph, duration_ns=ns, device_facts=facts)
 
 
 def moved_ns(
-    ns: npt.ArrayLike, own_ns: FloatArray, other_ns: FloatArray, *, same_generation: bool
+    ns: npt.ArrayLike, source_ns: FloatArray, target_ns: FloatArray, *, same_generation: bool
 ) -> FloatArray:
-    """Return times on another GPU of kernels that took `ns`, given both models' times `own_ns`, `other_ns`.
+    """Return times on another GPU of kernels that took `ns`, given the times of both GPUs' models.
 
     Examples
     --------
     >>> moved_ns(90.0, np.array([10.0]), np.array([20.0]), same_generation=False)
     array([60.])
     """
-    beyond: FloatArray = np.asarray(ns) / own_ns
-    return other_ns * beyond ** (1.0 if same_generation else _SHARED)
+    ratio: FloatArray = np.asarray(ns) / source_ns
+    return target_ns * ratio ** (1.0 if same_generation else _CARRIED_OVER)
 
 
 def _ratios(
-    graph: Graph, which: BoolArray, before: _Gpu, after: _Gpu
+    graph: Graph, kernels: BoolArray, before: _Gpu, after: _Gpu
 ) -> tuple[FloatArray, FloatArray, int, int]:
     """Return the lowest and highest factor of each kernel's time; the number of kernels of known size, and of
     others with fewer blocks than the GPU has SMs.
     """
-    (own, _), (other, width) = (gpu.ask(graph) for gpu in (before, after))
+    (source_ns, _), (target_ns, width) = (gpu.ask(graph) for gpu in (before, after))
     same = before.generation == after.generation
-    sure = which & np.isfinite(own)
-    beyond = graph.duration_ns[sure].sum() / max(own[sure].sum(), 1.0)
-    if sure.any() and not 1 / _DOUBTFUL < beyond < _DOUBTFUL:
-        what = f"recorded kernels take x{beyond:.3g} of what the cost model of {before.name} says"
-        warnings.warn(f"device: from: {what}: is it the GPU of the recording?", stacklevel=3)
+    modelled = kernels & np.isfinite(source_ns)
+    ratio = graph.duration_ns[modelled].sum() / max(source_ns[modelled].sum(), 1.0)
+    if modelled.any() and not 1 / _DOUBTFUL_RATIO < ratio < _DOUBTFUL_RATIO:
+        problem = f"recorded kernels take x{ratio:.3g} of what the cost model of {before.name} says"
+        warnings.warn(f"device: from: {problem}: is it the GPU of the recording?", stacklevel=3)
     with np.errstate(divide="ignore", invalid="ignore"):
-        its_own = np.abs(np.log(graph.duration_ns / own)) < np.log(_ANOTHER)
-        moved = moved_ns(graph.duration_ns, own, other, same_generation=same) / graph.duration_ns
-    middle = np.where(its_own, moved, np.nan)[which]
-    low, high = middle * np.exp(-width[which]), middle * np.exp(width[which])
-    few, unknown = 0, np.flatnonzero(np.isnan(middle))
-    for i, op in zip(unknown.tolist(), np.flatnonzero(which)[unknown].tolist(), strict=True):
-        low[i], high[i] = _by_kind(graph, op, before, after)
+        plausible = np.abs(np.log(graph.duration_ns / source_ns)) < np.log(_MAX_RATIO)
+        moved = moved_ns(graph.duration_ns, source_ns, target_ns, same_generation=same) / graph.duration_ns
+    middle = np.where(plausible, moved, np.nan)[kernels]
+    low, high = middle * np.exp(-width[kernels]), middle * np.exp(width[kernels])
+    small, unknown = 0, np.flatnonzero(np.isnan(middle))
+    for i, op in zip(unknown.tolist(), np.flatnonzero(kernels)[unknown].tolist(), strict=True):
+        low[i], high[i] = _ratio_range(graph, op, before, after)
         grid = graph.attributes.get(op, {}).get("grid")
         if grid is not None and math.prod(grid) < before.sms:
-            low[i], high[i], few = min(low[i], 1.0), max(high[i], 1.0), few + 1
-    return low, high, len(middle) - len(unknown), few
+            low[i], high[i], small = min(low[i], 1.0), max(high[i], 1.0), small + 1
+    return low, high, len(middle) - len(unknown), small
 
 
-def _by_kind(graph: Graph, op: int, before: _Gpu, after: _Gpu) -> tuple[float, float]:
+def _ratio_range(graph: Graph, op: int, before: _Gpu, after: _Gpu) -> tuple[float, float]:
     memory = before.bandwidth / after.bandwidth
-    if graph.kind(op) in _MOVES:
+    if graph.kind(op) in _MOVING_KINDS:
         return memory, memory
-    both = [dtype for dtype in before.peak if dtype in after.peak]
+    shared = [d for d in before.peak if d in after.peak]
     code = int(graph.dtype_code[op])
-    given = graph.dtypes[code] if code >= 0 else None
-    asked = [given] if given in both else [d for d in both if d in ("fp32", "tf32", "fp16", "bf16")]
-    ratios = [memory, *(before.peak[d] / after.peak[d] for d in asked)]
+    dtype = graph.dtypes[code] if code >= 0 else None
+    compared = [dtype] if dtype in shared else [d for d in shared if d in ("fp32", "tf32", "fp16", "bf16")]
+    ratios = [memory, *(before.peak[d] / after.peak[d] for d in compared)]
     return min(ratios), max(ratios)
 
 
@@ -494,14 +495,14 @@ def is_of_model(description: str, preset: str) -> bool:
 
 def _recorded_elsewhere(graph: Graph, source: str) -> str | None:
     """Return what is wrong if the recording names another GPU than `source`, else None."""
-    known = _gpu_presets()
+    names = _gpu_presets()
     for facts in graph.device_facts.values():
-        own = [name for name in known if is_of_model(facts.get("description", ""), name)]
-        if own and not any(name.startswith(source) for name in own):
-            known_as = f"{facts['description']} ({' or '.join(own)})"
+        models = [name for name in names if is_of_model(facts.get("description", ""), name)]
+        if models and not any(name.startswith(source) for name in models):
+            known_as = f"{facts['description']} ({' or '.join(models)})"
             return f"device: from: {source} is not the GPU of the recording, {known_as}: the rates are wrong"
     return None
 
 
 def _gpu_presets() -> list[str]:
-    return [each.name for each in presets() if {"peak", "sms"} <= device_preset(each.name).keys()]
+    return [preset.name for preset in presets() if {"peak", "sms"} <= device_preset(preset.name).keys()]

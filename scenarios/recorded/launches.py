@@ -69,10 +69,10 @@ def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int =
     if not program.tasks_of:
         raise InputError("this recording has no launch calls of the host, so nothing can be captured")
     captured = [part for thread in program.threads.values() for part in _capture(program, thread)]
-    if gone_ns := sum(_dispatch_ns(program, part) for part in captured):
-        what = f"{format_duration(gone_ns)} that the host worked between launches is taken for dispatch"
-        gone = "which a replay does not repeat: this is the most that CUDA graphs can give"
-        warnings.warn(f"{what}, {gone}", stacklevel=3)
+    if dispatch_ns := sum(_dispatch_ns(program, part) for part in captured):
+        work = f"{format_duration(dispatch_ns)} that the host worked between launches is taken for dispatch"
+        reason = "which a replay does not repeat: this is the most that CUDA graphs can give"
+        warnings.warn(f"{work}, {reason}", stacklevel=3)
     for part in captured:
         _as_one_launch(program, part, launch_ns, node_ns)
     program.contract({name: [(first, 0)] for first, *others in captured for name in others})
@@ -81,17 +81,17 @@ def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int =
 
 def _capture(program: RecordedProgram, thread: list[str]) -> Iterator[list[str]]:
     """Yield, for each graph, what a thread does from its first launch to its last one."""
-    ops, mine = program.records.ops, set(thread)
+    ops, thread_ops = program.records.ops, set(thread)
     part: list[str] = []
     length = 0  # up to and including the last launch
     for name in thread:
         is_launch = name in program.tasks_of
         kernels = (str(ops[task].attributes.get("kernel")) for task in program.tasks_of.get(name, ()))
         brings_input = any(map(_FROM_HOST.search, kernels))
-        alone = is_launch and (brings_input or program.wait_of(name) is not None)
+        excluded = is_launch and (brings_input or program.wait_of(name) is not None)
         queued = is_launch and "recorded_wait_ns" in ops[name].attributes  # waited for the full launch queue
-        waits = not queued and any(before not in mine for before, _ in ops[name].after)
-        if alone or waits or ops[name].kind == "synchronize":
+        waits = not queued and any(before not in thread_ops for before, _ in ops[name].after)
+        if excluded or waits or ops[name].kind == "synchronize":
             if length:
                 yield part[:length]
             part, length = [], 0
@@ -134,9 +134,9 @@ def _as_one_launch(program: RecordedProgram, part: list[str], launch_ns: int, no
 #                                              independent, with a warning: the result is an upper bound on
 #                                              the gain from streams
 #
-# Synchronisation calls are kept in any case: who waits for an event of the stream, or for the stream, waits
-# for all its kernels so far, and what comes after a wait of the stream comes after what that waited for. A
-# copy that the host waits for is waited for alone::
+# Synchronisation calls are kept in any case: a wait for an event of the stream, or for the stream,
+# waits for all its kernels so far. An op behind a wait of the stream follows what the stream waited for. A
+# copy that the host waits for is the only one waited for::
 #
 #     recorded    stream 7   a ─ b ─ c ─ record e             2 streams    7   a ─── c ─┐
 #                 stream 20                       wait e ─ d               8   b ───────┴► d
@@ -162,7 +162,7 @@ def on_more_streams(graph: Graph, count: int) -> Graph:
     if count == 1:
         return graph
     program = RecordedProgram(graph)
-    communicates = {graph.op_names[op] for op, found in enumerate(roles.collectives(graph).tolist()) if found}
+    communicates = {graph.op_names[op] for op in np.flatnonzero(roles.collectives(graph)).tolist()}
     ops = program.records.ops
     free: dict[str | None, int] = {}
     for device, stream in program.lanes:
@@ -171,18 +171,18 @@ def on_more_streams(graph: Graph, count: int) -> Graph:
     guessed = changed = False
     for (device, stream), lane in list(program.lanes.items()):
         if communicates.isdisjoint(lane):
-            units = _units([ops[name] for name in lane])
-            needs, known = _needs(program, units)
-            spread = _spread(units, needs, count)
+            units = _split_units([ops[name] for name in lane])
+            needs, reads_known = _find_needs(program, units)
+            spread = _choose_streams(units, needs, count)
             if any(spread):
                 names = [stream, *range(free[device], free[device] + count - 1)]
                 free[device] += count - 1
-                _move(program, units, needs, spread, names)
-                guessed, changed = guessed or not known, True
+                _move_units(program, units, needs, spread, names)
+                guessed, changed = guessed or not reads_known, True
     if guessed:
-        what = "streams: this recording does not tell which kernels read what others wrote"
-        how = "kernels of different operators are taken to be independent"
-        warnings.warn(f"{what}; {how}: this is the most that more streams can give", stacklevel=2)
+        problem = "streams: this recording does not tell which kernels read what others wrote"
+        assumption = "kernels of different operators are taken to be independent"
+        warnings.warn(f"{problem}; {assumption}: this is the most that more streams can give", stacklevel=2)
     return program.graph() if changed else graph
 
 
@@ -190,7 +190,7 @@ _Unit = list[OpEntry]
 """A task, preceded by its idle time if it has some."""
 
 
-def _units(lane: Sequence[OpEntry]) -> list[_Unit]:
+def _split_units(lane: Sequence[OpEntry]) -> list[_Unit]:
     units: list[_Unit] = []
     idle: _Unit = []
     for record in lane:
@@ -201,7 +201,7 @@ def _units(lane: Sequence[OpEntry]) -> list[_Unit]:
     return units
 
 
-def _needs(program: RecordedProgram, units: Sequence[_Unit]) -> tuple[list[list[int]], bool]:
+def _find_needs(program: RecordedProgram, units: Sequence[_Unit]) -> tuple[list[list[int]], bool]:
     """Return the units that each unit of a stream needs, and whether that is known from what it reads."""
     number = {record.name: n for n, unit in enumerate(units) for record in unit}
     reads = [
@@ -211,32 +211,32 @@ def _needs(program: RecordedProgram, units: Sequence[_Unit]) -> tuple[list[list[
     known = any(reads)
     needs: list[list[int]] = []
     for n, unit in enumerate(units):
-        told = {number[name] for record in unit for name, _ in record.after if name in number}
-        operator = _operator(unit)
-        same = n > 0 and (operator == _operator(units[n - 1]) if operator is not None else not known)
-        needs.append(sorted({*reads[n], *(k for k in told if k < n - 1), *([n - 1] if same else [])}))
+        ordered = {number[name] for record in unit for name, _ in record.after if name in number}
+        operator = _operator_of(unit)
+        same = n > 0 and (operator == _operator_of(units[n - 1]) if operator is not None else not known)
+        needs.append(sorted({*reads[n], *(k for k in ordered if k < n - 1), *([n - 1] if same else [])}))
     return needs, known
 
 
-def _operator(unit: _Unit) -> object:
+def _operator_of(unit: _Unit) -> object:
     """Return the operator that launched a unit, if known."""
-    own = unit[-1].attributes
-    return own.get("operator", own.get("parent"))
+    attributes = unit[-1].attributes
+    return attributes.get("operator", attributes.get("parent"))
 
 
-def _spread(units: Sequence[_Unit], needs: Sequence[Sequence[int]], count: int) -> list[int]:
+def _choose_streams(units: Sequence[_Unit], needs: Sequence[Sequence[int]], count: int) -> list[int]:
     """Return the stream of each unit: that of one it needs, if that is last there, else the first free."""
-    last, until, end, found = [-1] * count, [0] * count, [0] * len(units), []
+    last, free, end, streams = [-1] * count, [0] * count, [0] * len(units), []
     for n, unit in enumerate(units):
         ready = max((end[before] for before in needs[n]), default=0)
-        stream = min(range(count), key=lambda k: (last[k] not in needs[n], max(until[k], ready), k))
+        stream = min(range(count), key=lambda k: (last[k] not in needs[n], max(free[k], ready), k))
         last[stream] = n
-        end[n] = until[stream] = max(until[stream], ready) + sum(record.duration_ns or 0 for record in unit)
-        found.append(stream)
-    return found
+        end[n] = free[stream] = max(free[stream], ready) + sum(record.duration_ns or 0 for record in unit)
+        streams.append(stream)
+    return streams
 
 
-def _move(
+def _move_units(
     program: RecordedProgram,
     units: Sequence[_Unit],
     needs: Sequence[Sequence[int]],
@@ -247,7 +247,7 @@ def _move(
     ops = program.records.ops
     number = {record.name: n for n, unit in enumerate(units) for record in unit}
     latest: list[dict[int, int]] = []  # for each unit: the last unit of each stream so far
-    now: dict[int, int] = {}
+    last_unit: dict[int, int] = {}
     arrived: dict[int, dict[Edge, None]] = {k: {} for k in range(len(names))}
     for n, unit in enumerate(units):
         stream, (head, *_), task = spread[n], unit, unit[-1]
@@ -255,7 +255,7 @@ def _move(
         outside = [e for r in unit for e in r.after if e[0] not in number and e[0] != launch]
         for waiting in arrived.values():
             waiting |= dict.fromkeys(outside)
-        before = [now[stream]] if stream in now else []
+        before = [last_unit[stream]] if stream in last_unit else []
         needed = dict.fromkeys((units[b][-1].name, 0) for b in (*before, *needs[n]))
         calls = [(launch, 0)] if launch is not None else []
         head.after = list(dict.fromkeys([*calls, *needed, *arrived[stream]]))
@@ -264,8 +264,8 @@ def _move(
         arrived[stream] = {}
         for record in unit:
             record.attributes = {**record.attributes, "stream": names[stream]}
-        now[stream] = n
-        latest.append(dict(now))
+        last_unit[stream] = n
+        latest.append(dict(last_unit))
     own_copy = {wait: launch for launch in program.tasks_of if (wait := program.wait_of(launch)) is not None}
     for record in ops.values():
         if record.name in number or not any(edge[0] in number for edge in record.after):
@@ -316,29 +316,29 @@ def fuse_kernels(
         A word matches no op, no matching kernels are consecutive, or none of them can be fused.
     """
     kernels = roles.tasks(graph) & ~roles.collectives(graph) & ~roles.transfers(graph)
-    names, place = Names(graph), {name: i for i, name in enumerate(graph.op_names)}
-    fits = [found & kernels for found in names.find_each(words)]
+    names, index = Names(graph), {name: i for i, name in enumerate(graph.op_names)}
+    fits = [match & kernels for match in names.find_each(words)]
     program = RecordedProgram(graph)
     groups: list[Sequence[int]] = []
-    apart: _Told | None = None
+    separated: _Split | None = None
     successors = graph.successors.lists()
     for lane in program.lanes.values():
-        tasks = [place[name] for name in lane if name in program.tasks]
-        for found in _find_kernels([[bool(fit[op]) for fit in fits] for op in tasks]):
-            members = [tasks[i] for i in found]
-            between = _between(graph, successors, members)
+        tasks = [index[name] for name in lane if name in program.tasks]
+        for match in _find_kernels([[bool(fit[op]) for fit in fits] for op in tasks]):
+            members = [tasks[i] for i in match]
+            between = _find_op_between(graph, successors, members)
             if between is None:
                 groups.append(members)
             else:
-                apart = apart or (members, between)
-    groups, crossed = _without_cycle(graph, groups)
+                separated = separated or (members, between)
+    groups, crossed = _drop_cycles(graph, groups)
     if not groups:
-        told = apart or crossed
-        if told is None:
-            what = f"no two of {words[0]!r}" if len(words) == 1 else f"no {', '.join(map(repr, words))}"
-            raise InputError(f"{what} stand one behind another on a stream")
-        one, then, other = (graph.op_names[op] for op in (told[0][0], told[0][-1], told[1]))
-        raise InputError(f"{one!r} and {then!r} cannot be one kernel: {other!r} comes between them")
+        blocked = separated or crossed
+        if blocked is None:
+            searched = f"no two of {words[0]!r}" if len(words) == 1 else f"no {', '.join(map(repr, words))}"
+            raise InputError(f"{searched} stand one behind another on a stream")
+        first, last, other = (graph.op_names[op] for op in (blocked[0][0], blocked[0][-1], blocked[1]))
+        raise InputError(f"{first!r} and {last!r} cannot be one kernel: {other!r} comes between them")
     through: dict[str, list[Edge]] = {}
     for group in groups:
         through |= _fuse(program, [graph.op_names[op] for op in group], duration_ns)
@@ -355,9 +355,9 @@ def _fuse(program: RecordedProgram, members: Sequence[str], duration_ns: int | N
     idle = [name for part in parts[1:] if (name := program.delay_of(part)) is not None]
     before = program.delay_of(first)
     if before is not None:  # it lasts until the launch, which is now that of the last kernel
-        mine = program.launch_of.get(before)
+        call = program.launch_of.get(before)
         ops[before].after = [
-            (program.launch_of[last.name], 0) if edge[0] == mine and last.name in program.launch_of else edge
+            (program.launch_of[last.name], 0) if edge[0] == call and last.name in program.launch_of else edge
             for edge in ops[before].after
         ]
     calls = {program.launch_of.get(name) for name in members[:-1]} - {program.launch_of.get(last.name)}
@@ -375,44 +375,44 @@ def _fuse(program: RecordedProgram, members: Sequence[str], duration_ns: int | N
 
 def _find_kernels(fits: Sequence[Sequence[bool]]) -> Iterator[list[int]]:
     """Yield the numbers of consecutive kernels that match the words."""
-    at, n = 0, len(fits[0]) if fits else 0
-    while at < len(fits):
-        end = at
+    start, n = 0, len(fits[0]) if fits else 0
+    while start < len(fits):
+        end = start
         if n == 1:
             while end < len(fits) and fits[end][0]:
                 end += 1
-        elif at + n <= len(fits) and all(fits[at + k][k] for k in range(n)):
-            end = at + n
-        if end - at > 1:
-            yield list(range(at, end))
-        at = max(end, at + 1)
+        elif start + n <= len(fits) and all(fits[start + k][k] for k in range(n)):
+            end = start + n
+        if end - start > 1:
+            yield list(range(start, end))
+        start = max(end, start + 1)
 
 
-_Told = tuple[Sequence[int], int]
+_Split = tuple[Sequence[int], int]
 """Kernels that cannot be fused, and an op that comes between them."""
 
 
-def _between(graph: Graph, successors: Sequence[Sequence[int]], members: Sequence[int]) -> int | None:
+def _find_op_between(graph: Graph, successors: Sequence[Sequence[int]], members: Sequence[int]) -> int | None:
     """Return an op that must come after one of some kernels and before a later one, or None."""
-    last, own = members[-1], set(members)
+    last, member_set = members[-1], set(members)
     first: dict[int, int] = {}  # for each reached op: the first op on the path after the kernels
     stack = [*members[:-1]]
     while stack:
-        came = stack.pop()
-        for op in successors[came]:
-            if op in own or op in first or op > last:
+        source = stack.pop()
+        for op in successors[source]:
+            if op in member_set or op in first or op > last:
                 continue
             follows = successors[op]
-            if graph.kind(op) == "delay" and own.issuperset(follows):
+            if graph.kind(op) == "delay" and member_set.issuperset(follows):
                 continue
-            first[op] = first.get(came, op)
-            if not own.isdisjoint(follows):
+            first[op] = first.get(source, op)
+            if not member_set.isdisjoint(follows):
                 return first[op]
             stack.append(op)
     return None
 
 
-def _without_cycle(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[list[Sequence[int]], _Told | None]:
+def _drop_cycles(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[list[Sequence[int]], _Split | None]:
     """Return the groups of kernels that can all be fused together, and one that cannot.
 
     ::
@@ -420,30 +420,30 @@ def _without_cycle(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[list[
         a1 ──► b2      a1 a2 fused and b1 b2 fused would wait for each other
         b1 ──► a2
     """
-    kept, told = list(groups), None
+    remaining, blocked = list(groups), None
     edges, successors = graph.edges.within_iteration(), graph.successors.lists()
     idle = np.flatnonzero(graph.is_kind("delay")).tolist()
-    while kept:
+    while remaining:
         as_one = np.arange(len(graph))
-        for members in kept:
+        for members in remaining:
             as_one[members] = members[-1]
         for op in idle:  # idle time goes with the op that it delays
             if len(behind := {*as_one[successors[op]].tolist()}) == 1:
                 (as_one[op],) = behind
         producer, consumer = as_one[edges.producer], as_one[edges.consumer]
-        apart = producer != consumer
-        pairs = zip(producer[apart].tolist(), consumer[apart].tolist(), strict=True)
-        before = group_pairs((then, one) for one, then in pairs)
+        differ = producer != consumer
+        pairs = zip(producer[differ].tolist(), consumer[differ].tolist(), strict=True)
+        before = group_pairs((target, source) for source, target in pairs)
         try:
             TopologicalSorter(before).prepare()
         except CycleError as error:
             cycle = error.args[1]
-            wrong = next(members for members in reversed(kept) if members[-1] in cycle)
-            told = wrong, next(op for op in cycle if op != wrong[-1])
-            kept.remove(wrong)
+            group = next(members for members in reversed(remaining) if members[-1] in cycle)
+            blocked = group, next(op for op in cycle if op != group[-1])
+            remaining.remove(group)
         else:
             break
-    return kept, told
+    return remaining, blocked
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -468,24 +468,24 @@ def remove_ops(graph: Graph, words: Sequence[str], *, host_work: bool = True) ->
     InputError
         A word matches no op, nothing would be left, or a rank would be missing from a remaining collective.
     """
-    which = np.any([*Names(graph).find_each(words)], axis=0)
-    if which.all():
+    removed = np.any([*Names(graph).find_each(words)], axis=0)
+    if removed.all():
         raise InputError("nothing is left to run")
-    _refuse_alone(graph, which)
+    _refuse_partial_collectives(graph, removed)
     program = RecordedProgram(graph)
-    program.drop((graph.op_names[op] for op in np.flatnonzero(which).tolist()), host_work=host_work)
+    program.drop((graph.op_names[op] for op in np.flatnonzero(removed).tolist()), host_work=host_work)
     return program.graph()
 
 
-def _refuse_alone(graph: Graph, which: BoolArray) -> None:
+def _refuse_partial_collectives(graph: Graph, removed: BoolArray) -> None:
     """Raise if a collective would be removed from only some ranks: the others would wait, or mismatch."""
     left: dict[str, Counter[str]] = defaultdict(Counter)
     for op in graph.in_communicators:
-        left[str(graph.attributes[op]["communicator"])][graph.pins[graph.pin_code[op]]] += not which[op]
+        left[str(graph.attributes[op]["communicator"])][graph.pins[graph.pin_code[op]]] += not removed[op]
     for name, counts in left.items():
-        most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
-        if counts[most] != counts[least]:
+        high, low = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+        if counts[high] != counts[low]:
             raise InputError(
-                f"of communicator {name!r} {least} would have {counts[least]} collectives left and {most} "
-                f"{counts[most]}; remove them on all ranks"
+                f"of communicator {name!r} {low} would have {counts[low]} collectives left and {high} "
+                f"{counts[high]}; remove them on all ranks"
             )

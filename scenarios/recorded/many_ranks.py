@@ -47,7 +47,7 @@ from sim.base.units import format_count
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph
 
-_PAIRS: Final = frozenset({"send", "recv"})
+_P2P: Final = frozenset({"send", "recv"})
 
 
 def on_layout(graph: Graph, layout: ManyRanks) -> Graph:
@@ -71,74 +71,74 @@ def on_layout(graph: Graph, layout: ManyRanks) -> Graph:
     UserWarning
         Collectives keep recorded times that may include waiting.
     """
-    _check(graph, layout)
+    _check_recording(graph, layout)
     grid = Grid(dict(layout.parallel)).reorder(MEGATRON)
     at_most(MOST_RANKS, grid.ranks, "ranks")
     if layout.order is not None:
         with error_path("ranks"):
             grid = grid.reorder(read_order(layout.order, list(grid.sizes)))
     on_gpu = roles.collectives(graph) & ~roles.has_key(graph, "thread")
-    calls = {op: _key(graph, op) for op in np.flatnonzero(on_gpu).tolist()}
-    on: dict[str, str] = {}
+    calls = {op: _group_key(graph, op) for op in np.flatnonzero(on_gpu).tolist()}
+    dims: dict[str, str] = {}
     for op, key in calls.items():
-        if key not in on and graph.kind(op) not in _PAIRS:
-            on[key] = _dimensions(graph, layout, grid, key, op)
-    if unused := [name for name in layout.groups if name not in on]:
-        message = f"no collective of the recording is on {unused[0]!r}{hint(unused[0], on)}"
+        if key not in dims and graph.kind(op) not in _P2P:
+            dims[key] = _find_dimensions(graph, layout, grid, key, op)
+    if unused := [name for name in layout.groups if name not in dims]:
+        message = f"no collective of the recording is on {unused[0]!r}{hint(unused[0], dims)}"
         raise InputError(message, path=("ranks", "groups", unused[0]))
-    met = {op: on[key] for op, key in calls.items() if on.get(key) and graph.kind(op) not in _PAIRS}
-    one = _transferring(graph, layout, grid, met, calls)
+    dim_of = {op: dims[key] for op, key in calls.items() if dims.get(key) and graph.kind(op) not in _P2P}
+    program = _with_transfer_times(graph, layout, grid, dim_of, calls)
 
-    def attributes(own: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-        name = own.get("dimension")
+    def attributes(old: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+        name = old.get("dimension")
         if name is None:
-            return own
+            return old
         number = grid.number(name, rank) if grid.groups(name) > 1 else ""
-        return {**own, "communicator": f"{name}{number}"}
+        return {**old, "communicator": f"{name}{number}"}
 
     def device(pin: str, rank: int) -> str:
         return f"{pin.rstrip('0123456789')}{rank}"
 
     builder = GraphBuilder(graph.name)
-    add_ranks(builder, one, [f"rank{rank}" for rank in range(grid.ranks)], attributes, device)
+    add_ranks(builder, program, [f"rank{rank}" for rank in range(grid.ranks)], attributes, device)
     facts = {
-        name if name not in graph.pins else device(name, rank): known
+        name if name not in graph.pins else device(name, rank): values
         for rank in range(grid.ranks)
-        for name, known in graph.device_facts.items()
+        for name, values in graph.device_facts.items()
     }
     return replace(builder.build(), device_facts=facts)
 
 
-def _check(graph: Graph, layout: ManyRanks) -> None:
+def _check_recording(graph: Graph, layout: ManyRanks) -> None:
     """Raise if a recording cannot be run on several ranks."""
     if graph.in_communicators:
         raise InputError("the recording is of several ranks already", path=("ranks",))
     tasks = ~roles.has_key(graph, "thread") & (graph.pin_code != UNSET)
     gpus = {graph.pins[int(graph.pin_code[op])] for op in np.flatnonzero(tasks).tolist()}
     if len(gpus) != 1:
-        found = f"has tasks on {', '.join(sorted(gpus))}" if gpus else "is none: no op says where it ran"
-        raise InputError(f"the recording {found}; that of a rank has one GPU", path=("ranks",))
+        problem = f"has tasks on {', '.join(sorted(gpus))}" if gpus else "is none: no op says where it ran"
+        raise InputError(f"the recording {problem}; that of a rank has one GPU", path=("ranks",))
     if layout.parallel.get("pp", 1) > 1:
         raise InputError("stages of a pipeline run programs of their own", path=("ranks", "pp"))
 
 
-def _key(graph: Graph, op: int) -> str:
+def _group_key(graph: Graph, op: int) -> str:
     """Return the name of a collective's group: its process group, or else its stream."""
-    own = graph.attributes.get(op, {})
-    return str(own.get("process_group", own.get("stream", "")))
+    attributes = graph.attributes.get(op, {})
+    return str(attributes.get("process_group", attributes.get("stream", "")))
 
 
-def _dimensions(graph: Graph, layout: ManyRanks, grid: Grid, key: str, op: int) -> str:
+def _find_dimensions(graph: Graph, layout: ManyRanks, grid: Grid, key: str, op: int) -> str:
     """Return the dimensions that a recorded group spans, in one word; empty for a single rank."""
-    given = layout.groups.get(key)
-    if given is not None:
-        wrong = [name for name in given.split("-") if name not in grid.sizes]
+    chosen = layout.groups.get(key)
+    if chosen is not None:
+        wrong = [name for name in chosen.split("-") if name not in grid.sizes]
         if wrong:
-            message = f"{given!r} is no dimension of the layout{hint(wrong[0], grid.sizes)}"
+            message = f"{chosen!r} is no dimension of the layout{hint(wrong[0], grid.sizes)}"
             raise InputError(message, path=("ranks", "groups", key))
-        return given
-    own = graph.attributes[op]
-    ranks, size = own.get("process_group_ranks", []), own.get("process_group_size", 0)
+        return chosen
+    attributes = graph.attributes[op]
+    ranks, size = attributes.get("process_group_ranks", []), attributes.get("process_group_size", 0)
     if size == 1:
         return ""
     wide = [name for name, n in grid.sizes.items() if n > 1]
@@ -146,30 +146,30 @@ def _dimensions(graph: Graph, layout: ManyRanks, grid: Grid, key: str, op: int) 
     fitting = [word for word in words if size in (0, len(grid.members(word)))]
     exact = [word for word in fitting if ranks and max(ranks) < grid.ranks]
     exact = [word for word in exact if grid.members(word, ranks[0]) == sorted(ranks)]
-    for found in (exact, [word for word in fitting if word in wide], fitting):
-        if len(found) == 1:
-            return found[0]
+    for matches in (exact, [word for word in fitting if word in wide], fitting):
+        if len(matches) == 1:
+            return matches[0]
     if not wide:
         return ""
-    what = f"has {format_count(size, 'rank')}" if size else "does not say how many ranks it has"
+    has = f"has {format_count(size, 'rank')}" if size else "does not say how many ranks it has"
     sizes = ", ".join(f"{name} {n}" for name, n in grid.sizes.items())
     fits = f"fits {' and '.join(fitting)}" if fitting else "fits no dimension"
     first = f"{key}: {fitting[0] if fitting else wide[0]}"
     raise InputError(
-        f"the group {key!r} of the recording's collectives {what}, which {fits} of the layout ({sizes}); say "
+        f"the group {key!r} of the recording's collectives {has}, which {fits} of the layout ({sizes}); say "
         f"which it is, as in groups: {{{first}}}",
         path=("ranks",),
     )
 
 
-def _transferring(
-    graph: Graph, layout: ManyRanks, grid: Grid, met: Mapping[int, str], calls: Mapping[int, str]
+def _with_transfer_times(
+    graph: Graph, layout: ManyRanks, grid: Grid, dim_of: Mapping[int, str], calls: Mapping[int, str]
 ) -> Graph:
     """Return the program of a rank whose collectives have transfer times and know their dimensions."""
     ns, written = graph.duration_ns.copy(), graph.bytes_written.copy()
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     unsized = []
-    for op, name in met.items():
+    for op, name in dim_of.items():
         nbytes, kind = int(max(graph.bytes_read[op], graph.bytes_written[op])), graph.kind(op)
         if kind == "all_gather":
             written[op] = max(int(written[op]), int(graph.bytes_read[op]) * len(grid.members(name)))
@@ -180,20 +180,20 @@ def _transferring(
     if layout.collectives == "machine":
         if unsized:
             raise InputError(
-                f"the recording lacks sizes of collectives, {len(unsized)} of {len(met)}, such as that of "
+                f"the recording lacks sizes of collectives, {len(unsized)} of {len(dim_of)}, such as that of "
                 f"{graph.op_names[unsized[0]]!r}; an execution graph has them (execution_graph)",
                 path=("ranks", "collectives"),
             )
-        ns[list(met)] = UNSET
+        ns[list(dim_of)] = UNSET
     elif layout.collectives == "fastest":
-        for same in alike.values():
-            timed = [int(ns[op]) for op in same if ns[op] != UNSET]
-            ns[same] = min(timed, default=UNSET)
+        for ops in alike.values():
+            timed = [int(ns[op]) for op in ops if ns[op] != UNSET]
+            ns[ops] = min(timed, default=UNSET)
         if unsized:
-            what = f"sizes of collectives are not known, {len(unsized)} of {len(met)}"
-            warnings.warn(f"{what}: they keep their recorded times, with what they waited", stacklevel=4)
+            problem = f"sizes of collectives are not known, {len(unsized)} of {len(dim_of)}"
+            warnings.warn(f"{problem}: they keep their recorded times, with what they waited", stacklevel=4)
     attributes = dict(graph.attributes)
-    for op, name in met.items():
+    for op, name in dim_of.items():
         recorded = {"recorded_ns": int(graph.duration_ns[op])} if graph.duration_ns[op] != UNSET else {}
         attributes[op] = {**attributes[op], **recorded, "dimension": name}
     return replace(graph, duration_ns=ns, bytes_written=written, attributes=attributes)
@@ -224,8 +224,8 @@ def format_of(path: StrPath) -> str | None:
 
     if os.path.isdir(path):
         names = os.listdir(path)
-        held = [key for key, ends in TRACES.items() if any(name.endswith(ends) for name in names)]
-        return held[-1] if held else None  # JSON beside Chakra's traces describes a network
+        formats_found = [key for key, ends in TRACES.items() if any(name.endswith(ends) for name in names)]
+        return formats_found[-1] if formats_found else None  # JSON beside Chakra's traces describes a network
     if os.fspath(path).endswith((".nsys-rep", ".qdrep")):
         raise InputError(f"{path}: is not read as it is; `nsys export --type sqlite` writes what is")
     refuse_no_graph(path, b"")
@@ -242,10 +242,10 @@ def format_of(path: StrPath) -> str | None:
     if graph_json.recognises(name, head):
         return "graph" if b'"recorded_start_ns"' in head else None
     formats = {"chakra": chakra, "kineto": kineto}
-    found = next((key for key, one in formats.items() if one.recognises(name, head)), None)
-    if found is None and not is_scenario(head):
+    match = next((key for key, importer in formats.items() if importer.recognises(name, head)), None)
+    if match is None and not is_scenario(head):
         refuse_no_graph(path, head)
-    return found
+    return match
 
 
 def as_scenario(path: StrPath) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Final
 
 import numpy as np
 
@@ -24,8 +23,6 @@ from policies.rewrite.records import Edge, OpEntry, read, write
 from scenarios.recorded import select as roles
 from sim.base.arrays import BoolArray, group_pairs
 from sim.graph.graph import Graph, split_output
-
-_WAITS: Final = "synchronize"
 
 
 class RecordedProgram:
@@ -60,13 +57,13 @@ class RecordedProgram:
         launches = _names_of(graph, roles.launches(graph))
         self.launch_of: dict[str, str] = {}
         self.tasks_of: dict[str, list[str]] = {name: [] for name in launches}
-        of_ops = self.records.ops.values()
+        records = self.records.ops.values()
         self.threads, self.lanes = (
-            group_pairs(((r.device, r.attributes[key]), r.name) for r in of_ops if key in r.attributes)
+            group_pairs(((r.device, r.attributes[key]), r.name) for r in records if key in r.attributes)
             for key in ("thread", "stream")
         )
         self._on_host = _names_of(graph, roles.has_key(graph, "thread"))
-        for record in of_ops:
+        for record in records:
             if "stream" in record.attributes:
                 launch = next((name for name, _ in record.after if name in launches), None)
                 if launch is None and (before := self.delay_of(record)) is not None:
@@ -106,15 +103,15 @@ class RecordedProgram:
         if name is None:
             return None
         first, second = self.records.ops[launch], self.records.ops[name]
-        one = second.kind == _WAITS and first.attributes.get("call") == second.attributes.get("call")
-        return name if one else None
+        same = second.kind == "synchronize" and first.attributes.get("call") == second.attributes.get("call")
+        return name if same else None
 
     def forget_inferred(self) -> int:
         """Remove host waits that are only inferred and delayed nothing; return their number."""
-        found = [record for record in self.records.ops.values() if "inferred_wait" in record.attributes]
-        for record in found:
-            record.after = self._of_host(record)
-        return len(found)
+        waits = [record for record in self.records.ops.values() if "inferred_wait" in record.attributes]
+        for record in waits:
+            record.after = self._host_edges(record)
+        return len(waits)
 
     # -- removing ops ------------------------------------------------------------------------------
 
@@ -150,19 +147,19 @@ class RecordedProgram:
         for name in idle:
             record, wait = ops[name], self.wait_of(name)
             if wait is not None:
-                empty[wait] = self._of_host(ops[wait])
+                empty[wait] = self._host_edges(ops[wait])
             self.end_call(name)
-            own = record.attributes
-            rest_ns = int(own.get("rest_of_call_ns", 0))
+            attributes = record.attributes
+            rest_ns = int(attributes.get("rest_of_call_ns", 0))
             work_ns = max(0, (record.duration_ns or 0) - self.call_ns(name) - rest_ns)
             record.duration_ns = rest_ns + (work_ns if host_work else 0)
-            record.kind, record.after = "host", self._of_host(record)
-            record.attributes = {key: own[key] for key in own if key not in ("call", "call_ns")}
+            record.kind, record.after = "host", self._host_edges(record)
+            record.attributes = {key: attributes[key] for key in attributes if key not in ("call", "call_ns")}
             if not record.duration_ns:
                 empty[name] = record.after
         return empty
 
-    def _of_host(self, record: OpEntry) -> list[Edge]:
+    def _host_edges(self, record: OpEntry) -> list[Edge]:
         """Return the host ops that an op of the host waits for."""
         return [edge for edge in record.after if edge[0] in self._on_host]
 
@@ -185,56 +182,56 @@ class RecordedProgram:
         inputs: dict[str, dict[Edge, None]] = {}
         for name in self.order:
             if name in through:
-                after[name] = self._instead(through[name], after, name)
-                inputs[name] = self._instead(reads.get(name, ops[name].inputs), inputs, name)
-        for known in (after, inputs):
-            for name in known:  # ops of an earlier iteration may also be removed
-                known[name] = self._to_the_end(name, known)
+                after[name] = self._replace_removed(through[name], after, name)
+                inputs[name] = self._replace_removed(reads.get(name, ops[name].inputs), inputs, name)
+        for replacements in (after, inputs):
+            for name in replacements:  # ops of an earlier iteration may also be removed
+                replacements[name] = self._follow_to_end(name, replacements)
         for name in through:
             del ops[name]
         for record in ops.values():
             if any(edge[0] in through for edge in record.after):
-                record.after = list(self._instead(record.after, after, record.name))
-            read_ = [self.owner(tensor) for tensor, _ in record.inputs]
-            if any(owner in through for owner in read_):
-                behind = [edge for owner in read_ if owner in through for edge in after[owner]]
-                record.inputs = list(self._instead(record.inputs, inputs, record.name))
+                record.after = list(self._replace_removed(record.after, after, record.name))
+            owners = [self.owner(tensor) for tensor, _ in record.inputs]
+            if any(owner in through for owner in owners):
+                behind = [edge for owner in owners if owner in through for edge in after[owner]]
+                record.inputs = list(self._replace_removed(record.inputs, inputs, record.name))
                 behind = [edge for edge in behind if edge != (record.name, 0)]
                 record.after = list(dict.fromkeys([*record.after, *behind]))
 
-    def _to_the_end(self, name: str, known: Mapping[str, Mapping[Edge, None]]) -> dict[Edge, None]:
+    def _follow_to_end(self, name: str, replacements: Mapping[str, Mapping[Edge, None]]) -> dict[Edge, None]:
         """Return the edges that replace a removed op, followed until none leads to a removed op."""
-        found: dict[Edge, None] = {}
-        seen, left = {name}, [*known[name]][::-1]
-        while left:
-            edge = left.pop()
-            owner = edge[0] if edge[0] in known else self.owner(edge[0])
-            if owner not in known:
-                found[edge] = None
+        edges: dict[Edge, None] = {}
+        seen, stack = {name}, [*replacements[name]][::-1]
+        while stack:
+            edge = stack.pop()
+            owner = edge[0] if edge[0] in replacements else self.owner(edge[0])
+            if owner not in replacements:
+                edges[edge] = None
             elif owner not in seen:
                 seen.add(owner)
-                left += [(before, edge[1] + more) for before, more in [*known[owner]][::-1]]
-        return found
+                stack += [(before, edge[1] + more) for before, more in [*replacements[owner]][::-1]]
+        return edges
 
     def owner(self, tensor: str) -> str:
         """Return the op that makes a tensor, or the tensor itself if it is an input of the graph."""
         op, _ = split_output(tensor) or (tensor, 0)
         return tensor if tensor in self.records.ops else op
 
-    def _instead(
-        self, edges: Iterable[Edge], known: Mapping[str, Mapping[Edge, None]], of: str
+    def _replace_removed(
+        self, edges: Iterable[Edge], replacements: Mapping[str, Mapping[Edge, None]], reader: str
     ) -> dict[Edge, None]:
         """Return edges with removed ops replaced; an op does not wait for itself."""
-        found: dict[Edge, None] = {}
+        result: dict[Edge, None] = {}
         for name, distance in edges:
-            owner = name if name in known else self.owner(name)
-            if owner in known:
-                instead = ((each, distance + more) for each, more in known[owner])
-                found |= dict.fromkeys(edge for edge in instead if edge != (of, 0))
+            owner = name if name in replacements else self.owner(name)
+            if owner in replacements:
+                instead = ((op, distance + more) for op, more in replacements[owner])
+                result |= dict.fromkeys(edge for edge in instead if edge != (reader, 0))
             else:
-                found[name, distance] = None
-        return found
+                result[name, distance] = None
+        return result
 
 
-def _names_of(graph: Graph, which: BoolArray) -> set[str]:
-    return {graph.op_names[op] for op in np.flatnonzero(which).tolist()}
+def _names_of(graph: Graph, mask: BoolArray) -> set[str]:
+    return {graph.op_names[op] for op in np.flatnonzero(mask).tolist()}

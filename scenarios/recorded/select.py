@@ -31,7 +31,7 @@ from sim.graph.graph import Graph
 # Importers of recordings mark them by attributes: ``stream`` for tasks of a GPU, ``thread`` for ops of the
 # host. A ``delay`` on either is neither: it stands for unexplained idle time.
 
-_BETWEEN: Final = re.compile(
+_HOST_COPY: Final = re.compile(
     r"Memcpy (?!DtoD)|Device -> (Pinned|Pageable|Host)|(Pinned|Pageable|Host) -> Device"
     r"|Copy(DeviceToHost|HostToDevice)"
 )
@@ -40,9 +40,9 @@ _NCCL: Final = re.compile(r"(nccl|rccl|c10d::)", re.IGNORECASE)
 
 def has_key(graph: Graph, key: str) -> BoolArray:
     """Return which ops have an attribute."""
-    found = np.zeros(len(graph), np.bool_)
-    found[[*graph.attribute(key)]] = True
-    return found
+    mask = np.zeros(len(graph), np.bool_)
+    mask[[*graph.attribute(key)]] = True
+    return mask
 
 
 def tasks(graph: Graph) -> BoolArray:
@@ -53,11 +53,11 @@ def tasks(graph: Graph) -> BoolArray:
     """
     streams, threads = has_key(graph, "stream"), has_key(graph, "thread")
     pins = [pin.rstrip("0123456789") for pin in graph.pins] + [""]  # the last one: no device
-    of_gpu = {pins[code] for code in np.unique(graph.pin_code[streams]).tolist()}
+    gpu_pins = {pins[code] for code in np.unique(graph.pin_code[streams]).tolist()}
     if not threads.any():
-        of_gpu |= {""} if streams.any() else set(pins)
-    beside = np.array([pin in of_gpu for pin in pins], np.bool_)[graph.pin_code]
-    return (streams | (beside & ~threads)) & ~graph.is_kind("delay")
+        gpu_pins |= {""} if streams.any() else set(pins)
+    on_gpu = np.array([pin in gpu_pins for pin in pins], np.bool_)[graph.pin_code]
+    return (streams | (on_gpu & ~threads)) & ~graph.is_kind("delay")
 
 
 def is_recording(graph: Graph) -> bool:
@@ -85,28 +85,28 @@ def collectives(graph: Graph) -> BoolArray:
 
     If the graph is not a recording, the kind of an op counts, too.
     """
-    found = has_key(graph, "communicator") | has_key(graph, "comm_type")
+    mask = has_key(graph, "communicator") | has_key(graph, "comm_type")
     if not is_recording(graph):
-        found |= graph.is_kind(*COMMUNICATION - {"copy", "transfer"})
-    for op, own in graph.attributes.items():
-        found[op] |= "stream" in own and _NCCL.match(str(own.get("kernel", graph.op_names[op]))) is not None
-    return found
+        mask |= graph.is_kind(*COMMUNICATION - {"copy", "transfer"})
+    for op, facts in graph.attributes.items():
+        mask[op] |= "stream" in facts and bool(_NCCL.match(str(facts.get("kernel", graph.op_names[op]))))
+    return mask
 
 
 def transfers(graph: Graph) -> BoolArray:
     """Return which ops copy between host and device, or between devices."""
-    found = np.zeros(len(graph), np.bool_)
+    mask = np.zeros(len(graph), np.bool_)
     copies = graph.is_kind("copy")
-    for op, own in graph.attributes.items():
-        text = str(own.get("kernel", own.get("full_name", "")))
-        found[op] = bool(copies[op]) and _BETWEEN.search(text) is not None
-    return found
+    for op, facts in graph.attributes.items():
+        text = str(facts.get("kernel", facts.get("full_name", "")))
+        mask[op] = bool(copies[op]) and _HOST_COPY.search(text) is not None
+    return mask
 
 
 def pinned_to(graph: Graph, device: str) -> BoolArray:
     """Return which ops are pinned to a device, or to any device of a kind (``gpu``)."""
-    known = [pin == device or pin.rstrip("0123456789") == device for pin in graph.pins]
-    return np.array([*known, False], np.bool_)[graph.pin_code]
+    matches = [pin == device or pin.rstrip("0123456789") == device for pin in graph.pins]
+    return np.array([*matches, False], np.bool_)[graph.pin_code]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -139,15 +139,15 @@ class Names:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         # Name → ops, except for kinds, devices and names of single ops.
-        self._of = group_pairs((_short(name), op) for op, name in enumerate(graph.op_names))
+        self._ops_by_name = group_pairs((_strip_number(name), op) for op, name in enumerate(graph.op_names))
         full = ("operator", "kernel", "full_name", "module")
-        self._full = group_pairs(
+        self._ops_by_full_name = group_pairs(
             (str(value), op) for key in full for op, value in graph.attribute(key).items()
         )
         for key in ("operator", "module"):
             for op, path in graph.attribute(key).items():
                 for name in {*names_around(str(path)), *str(path).split("/")}:
-                    self._of.setdefault(name, []).append(op)
+                    self._ops_by_name.setdefault(name, []).append(op)
 
     def find(self, word: str) -> BoolArray:
         """Return which ops a word matches.
@@ -159,26 +159,26 @@ class Names:
         InputError
             A pattern matches nothing, or a group is empty.
         """
-        graph, found = self._graph, np.zeros(len(self._graph), np.bool_)
+        graph, mask = self._graph, np.zeros(len(self._graph), np.bool_)
         fits = re.compile(".*".join(".".join(map(re.escape, part.split("?"))) for part in word.split("*")))
-        for names in (self._of, self._full):
+        for names in (self._ops_by_name, self._ops_by_full_name):
             for name, ops in names.items():
                 if fits.fullmatch(name):
-                    found[ops] = True
-        found[[op for op, name in enumerate(graph.op_names) if fits.fullmatch(name)]] = True
-        found |= graph.is_kind(*(kind for kind in graph.kinds if fits.fullmatch(kind)))
-        found |= pinned_to(graph, word) & ~graph.is_kind("before", "delay")
+                    mask[ops] = True
+        mask[[op for op, name in enumerate(graph.op_names) if fits.fullmatch(name)]] = True
+        mask |= graph.is_kind(*(kind for kind in graph.kinds if fits.fullmatch(kind)))
+        mask |= pinned_to(graph, word) & ~graph.is_kind("before", "delay")
         if word in GROUPS:
-            found |= GROUPS[word](graph)
-        if found.any():
-            return found
+            mask |= GROUPS[word](graph)
+        if mask.any():
+            return mask
         if "*" in word or "?" in word:
             raise InputError(f"no op, kernel, operator or kind fits the pattern {word!r}")
         if word in GROUPS:
             raise InputError(f"the recording has no {word}")
         groups = (name for name, ops_of in GROUPS.items() if ops_of(graph).any())
-        known = [*graph.kinds, *graph.pins, *self._of, *groups]
-        raise UnknownNameError("op, kind, kernel, operator or device", word, dict.fromkeys(known))
+        choices = [*graph.kinds, *graph.pins, *self._ops_by_name, *groups]
+        raise UnknownNameError("op, kind, kernel, operator or device", word, dict.fromkeys(choices))
 
     def find_each(self, words: Iterable[str]) -> Iterator[BoolArray]:
         """Yield which ops each word matches; an error has the number of its word as path."""
@@ -187,6 +187,6 @@ class Names:
                 yield self.find(word)
 
 
-def _short(name: str) -> str:
+def _strip_number(name: str) -> str:
     """Return the name that numbered ops share: ``gemm`` for ``rank3/gemm.17``."""
     return re.sub(r"^rank\d+/|[.#]\d+$", "", name)

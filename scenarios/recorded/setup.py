@@ -67,8 +67,8 @@ def recorded_machine(graph: Graph) -> dict[str, Any]:
 
 def _rank_of(device: str) -> int:
     """Return the number at the end of a device's name; devices of a rank share it and are grouped."""
-    found = re.search(r"\d+$", device)
-    return int(found[0]) if found else UNSET
+    match = re.search(r"\d+$", device)
+    return int(match[0]) if match else UNSET
 
 
 def with_threads_in_turn(graph: Graph) -> Graph:
@@ -84,13 +84,13 @@ def with_threads_in_turn(graph: Graph) -> Graph:
     >>> again.after.lists(), again.after_distance.tolist()
     ([[1], []], [1])
     """
-    if not (of_thread := graph.attribute("thread").items()):
+    if not (threaded := graph.attribute("thread").items()):
         return graph
-    threads = group_pairs(((int(graph.pin_code[op]), thread), op) for op, thread in of_thread)
-    first, last = ([ops[at] for ops in threads.values()] for at in (0, -1))
+    threads = group_pairs(((int(graph.pin_code[op]), thread), op) for op, thread in threaded)
+    first, last = ([ops[end] for ops in threads.values()] for end in (0, -1))
     rows, before = np.append(graph.after.rows(), first), np.append(graph.after.indices, last)
     distance = np.append(graph.after_distance, np.ones(len(first), np.int64))
-    after, distances = (Csr.group(rows, of, len(graph)) for of in (before, distance))
+    after, distances = (Csr.group(rows, values, len(graph)) for values in (before, distance))
     return replace(graph, after=after, after_distance=distances.indices)
 
 
@@ -136,10 +136,10 @@ def as_recorded_machine(spec: Mapping[str, Any], graph: Graph) -> dict[str, Any]
             f"{graph.name!r} is no recording: none of its ops has a stream or a thread",
             path=("machine", "preset"),
         )
-    for name, over in spec.get("devices", {}).items():
-        devices[name] = {**devices.get(name, {}), **over}
-    own = {key: value for key, value in spec.items() if key != "preset"}
-    return {**machine, **own, "devices": devices}
+    for name, changes in spec.get("devices", {}).items():
+        devices[name] = {**devices.get(name, {}), **changes}
+    others = {key: value for key, value in spec.items() if key != "preset"}
+    return {**machine, **others, "devices": devices}
 
 
 def with_facts(spec: Mapping[str, Any], graph: Graph, origin: Origin = NOWHERE) -> dict[str, Any]:
@@ -159,8 +159,8 @@ def with_facts(spec: Mapping[str, Any], graph: Graph, origin: Origin = NOWHERE) 
         return dict(spec)
     devices = dict(spec.get("devices", {}))
     for name, values in described_devices(spec, origin).items():
-        known = graph.device_facts.get(name, graph.device_facts.get(values.get("kind", ""), {}))
-        missing = {key: value for key, value in known.items() if key not in values}
+        facts = graph.device_facts.get(name, graph.device_facts.get(values.get("kind", ""), {}))
+        missing = {key: value for key, value in facts.items() if key not in values}
         if missing and values.get("kind") == "gpu" and not values.get("ideal"):
             devices[name] = {**devices.get(name, {}), **missing}
     return {**spec, "devices": devices}
@@ -221,16 +221,16 @@ def as_recorded(graph: Graph) -> RecordedTimes:
     >>> from sim import GraphBuilder
     >>> b = GraphBuilder("recorded")
     >>> _ = b.op("a", duration_ns=5, device="gpu", attributes={"stream": 7, "recorded_start_ns": 9})
-    >>> found = as_recorded(b.build())
-    >>> found.lanes, found.start_ns.tolist(), found.end_ns.tolist()
+    >>> times = as_recorded(b.build())
+    >>> times.lanes, times.start_ns.tolist(), times.end_ns.tolist()
     ((('gpu', 7),), [9], [14])
     """
     started = graph.attribute("recorded_start_ns")
     op, start = np.array([*started], np.int64), np.array([*started.values()], np.int64)
-    lanes, of_ops = Codes[Lane](), recorded_lanes(graph)
-    lane = lanes.of(of_ops[each] for each in started)
-    took = graph.column("recorded_ns", graph.duration_ns)
-    return RecordedTimes(op, lane, start, start + took[op], (*lanes,))
+    lanes, op_lanes = Codes[Lane](), recorded_lanes(graph)
+    lane = lanes.of(op_lanes[number] for number in started)
+    recorded_ns = graph.column("recorded_ns", graph.duration_ns)
+    return RecordedTimes(op, lane, start, start + recorded_ns[op], (*lanes,))
 
 
 # ----------------------------------------------------------------------------------------------------------

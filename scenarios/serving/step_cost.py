@@ -221,7 +221,7 @@ class ModelStep:
     def activations(self, tokens: int, requests: int) -> int:
         """Return the bytes of the widest piece of a layer, the hidden state, and the logits in fp32."""
         work = self.work_of(tokens)
-        widest = max(piece.took + piece.made for kind in self.kinds for piece in work.layer(kind))
+        widest = max(piece.input + piece.output for kind in self.kinds for piece in work.layer(kind))
         return widest + 4 * tokens * self.model.hidden + 4 * requests * self.model.vocabulary
 
 

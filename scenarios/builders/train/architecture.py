@@ -195,9 +195,9 @@ class Architecture:
             ("C", self.index_top_k and self.o_rank, like_v4),
             ("H", self.o_rank, like_v4),
         )
-        for letter, size, what in needed:
+        for letter, size, missing in needed:
             if letter in letters and not size:
-                raise InputError(f"{letter!r} in layers: give {what}")
+                raise InputError(f"{letter!r} in layers: give {missing}")
 
     # -- widths -----------------------------------------------------------------------------------------
 
@@ -248,28 +248,28 @@ class Architecture:
         """Return the products with weights around DeepSeek-V4's attention, as (inner, columns)."""
         h, wide = self.hidden, self.heads * self.head
         always = (h, self.q_rank), (self.q_rank, wide), (h, self.head)
-        out = (wide // self.o_groups, self.o_groups * self.o_rank), (self.o_groups * self.o_rank, h)
+        output = (wide // self.o_groups, self.o_groups * self.o_rank), (self.o_groups * self.o_rank, h)
         if part not in POOLED:
-            return *always, *out
+            return *always, *output
         pooled = (h, self.pool_width(part, self.head))
         if part == "H":
-            return *always, pooled, *out
+            return *always, pooled, *output
         queries = (self.q_rank, self.index_heads * self.index_head)
         index = queries, (h, self.index_heads), (h, self.pool_width(part, self.index_head))
-        return *always, pooled, *index, *out
+        return *always, pooled, *index, *output
 
     def attention_weights(self, part: str = "*") -> tuple[tuple[int, int], ...]:
         """Return the products with weights around a layer's attention, as (inner, columns)."""
         if self.o_rank:
             return self.sparse_weights(part)
         h, a = self.hidden, self.heads
-        out = (a * self.value_head, h)
+        output = (a * self.value_head, h)
         if not self.kv_rank:
-            return (h, (a + 2 * self.kv_heads) * self.head), out
+            return (h, (a + 2 * self.kv_heads) * self.head), output
         wide = a * self.query_head
         queries = ((h, self.q_rank), (self.q_rank, wide)) if self.q_rank else ((h, wide),)
         latent = (h, self.kv_rank + self.rotary_head), (self.kv_rank, a * (self.head + self.value_head))
-        return *queries, *latent, out
+        return *queries, *latent, output
 
     def middle_weights(self, middle: int) -> tuple[tuple[int, int], ...]:
         """Return the products of an MLP of that width."""
@@ -297,17 +297,17 @@ class Architecture:
         """Return the parameters of a layer's norms, and those of Mamba-2 outside its products."""
         latent = self.q_rank + self.kv_rank if self.kv_rank and ATTENTION & {*kind} else 0
         latent += 2 * self.head if self.head_norm and ATTENTION & {*kind} else 0
-        found = (len(kind) * self.hidden + latent) * (1 + self.biases)
+        count = (len(kind) * self.hidden + latent) * (1 + self.biases)
         if self.o_rank and ATTENTION & {*kind}:  # norms of queries and keys, and a sink per head
-            found += self.q_rank + self.head + self.heads
+            count += self.q_rank + self.head + self.heads
         for part in POOLED.keys() & {*kind}:  # norms of pooled keys, and positions within a key
             for head in (self.head, self.index_head) if part == "C" else (self.head,):
-                found += head + POOLED[part] * self.pool_width(part, head) // 2
+                count += head + POOLED[part] * self.pool_width(part, head) // 2
         if self.streams > 1:  # biases and three scales
-            found += len(kind) * (self.mix_weights[1] + 3)
+            count += len(kind) * (self.mix_weights[1] + 3)
         if "M" in kind:  # four taps and a bias per channel, the gated norm, and A, D and the bias of steps
-            found += 5 * self.mamba_conv + self.mamba_inner + 3 * self.mamba_heads
-        return found
+            count += 5 * self.mamba_conv + self.mamba_inner + 3 * self.mamba_heads
+        return count
 
     def layer_parameters(self, layer: int = 0) -> tuple[int, int]:
         """Return the parameters of a layer: of all but its experts, and of its experts."""
@@ -318,8 +318,8 @@ class Architecture:
             shared += prod(self.mix_weights) if self.streams > 1 else 0
         if "E" not in kind:
             return shared, 0
-        one = sum(k * n + n * self.biases for k, n in self.expert_weights())
-        return shared + self.hidden * self.experts, one * self.experts
+        per_expert = sum(k * n + n * self.biases for k, n in self.expert_weights())
+        return shared + self.hidden * self.experts, per_expert * self.experts
 
     @property
     def parameters(self) -> int:
@@ -353,8 +353,8 @@ class Architecture:
         if "M" in kind:  # the recurrence: each token updates the state and reads it (arXiv 2405.21060)
             flops += 4 * tokens * self.mamba_inner * self.mamba_state
         for part in ATTENTION & {*kind}:
-            of_a_key = self.heads * (self.query_head + self.value_head)
-            flops += 2 * of_a_key * tokens * self.reach(part, sequence)
+            per_key = self.heads * (self.query_head + self.value_head)
+            flops += 2 * per_key * tokens * self.reach(part, sequence)
             if part == "C":  # the indexer ranks all pooled keys
                 flops += 2 * self.index_heads * self.index_head * tokens * (sequence // POOLED[part])
         return flops

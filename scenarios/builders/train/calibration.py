@@ -101,18 +101,18 @@ class Recipe(NamedTuple):
     weights: float = 0.0
 
 
-_OF_32: Final = 1 + 1 / 32  # bytes of a number in fp8 with its part of a scale
-_OF_16: Final = 0.5 + 1 / 16  # ... in fp4
+_FP8_BYTES: Final = 1 + 1 / 32  # bytes of a number in fp8 with its part of a scale
+_FP4_BYTES: Final = 0.5 + 1 / 16  # ... in fp4
 LOW_PRECISION: Final[Mapping[str, Recipe]] = {
     "fp8": Recipe(2.0, 1.0, 1.0),
     "fp8-delayed": Recipe(0.0, 1.0, 1.0),
-    **dict.fromkeys(("fp8-block", "mxfp8"), Recipe(_OF_32, _OF_32, weights=2 + 2 * _OF_32)),
-    "nvfp4": Recipe(4 + _OF_16, _OF_16, _OF_16, 2 * _OF_16),
+    **dict.fromkeys(("fp8-block", "mxfp8"), Recipe(_FP8_BYTES, _FP8_BYTES, weights=2 + 2 * _FP8_BYTES)),
+    "nvfp4": Recipe(4 + _FP4_BYTES, _FP4_BYTES, _FP4_BYTES, 2 * _FP4_BYTES),
 }
 
 
 class KernelPrices:
-    """Kernel times from a device's cost model, without gaps between kernels; each is asked for once.
+    """Kernel times from a device's cost model, without gaps between kernels; each is computed once.
 
     Parameters
     ----------
@@ -135,18 +135,18 @@ class KernelPrices:
         self.device, self.dtype, self.products = device, dtype, products or dtype
         check_dtype(dtype)
         models = getattr(device.cost, "models", (device.cost,))
-        self.fits = next((each.fits for each in models if isinstance(each, FittedCost)), None)
+        self.fits = next((model.fits for model in models if isinstance(model, FittedCost)), None)
         self.recipes = WITH_MXFP8 if self.fits is not None and "mxfp8" in self.fits.sheet.peak else RECIPES
-        self.known: dict[Timed, float] = {}
-        self.sure: dict[Timed, tuple[str, float]] = {}
+        self.times: dict[Timed, float] = {}
+        self.spreads: dict[Timed, tuple[str, float]] = {}
 
     def what_was_measured(self) -> tuple[str, str, str]:
         """Return the type of products, the type measured in its place, and the GPU of the measurement."""
-        of = self.recipes.get(self.products, self.products)
+        dtype = self.recipes.get(self.products, self.products)
         gpu, lent = (
-            (self.device.details.preset, of) if self.fits is None else self.fits.lender("products", of)
+            (self.device.details.preset, dtype) if self.fits is None else self.fits.lender("products", dtype)
         )
-        return of, lent, gpu
+        return dtype, lent, gpu
 
     def sends(self, group: RankGroup) -> bool:
         """Whether DeepEP was measured on such nodes of 8 GPUs: up to eight of Hopper, one of Blackwell."""
@@ -158,13 +158,13 @@ class KernelPrices:
     def spread(self, kernels: Iterable[Timed]) -> list[tuple[str, float]]:
         """Return the op kind of each kernel and the spread of its time (`CostModel.spread`)."""
         kernels = list(kernels)
-        if new := list(dict.fromkeys(kernel for kernel in kernels if kernel not in self.sure)):
+        if new := list(dict.fromkeys(kernel for kernel in kernels if kernel not in self.spreads)):
             assert self.device.cost is not None
             graph = kernels_graph(new, self.dtype, self.products, self.recipes)
             kinds = [graph.kinds[code].removesuffix("_grad") for code in graph.kind_code.tolist()]
             spread = np.nan_to_num(self.device.cost.spread(graph, self.device)).tolist()
-            self.sure |= dict(zip(new, zip(kinds, spread, strict=True), strict=True))
-        return [self.sure[kernel] for kernel in kernels]
+            self.spreads |= dict(zip(new, zip(kinds, spread, strict=True), strict=True))
+        return [self.spreads[kernel] for kernel in kernels]
 
     def casts(self, kernels: Iterable[Timed]) -> int:
         """Return the bytes that quantizing reads and writes besides the products (`Recipe.quantized`).
@@ -172,25 +172,25 @@ class KernelPrices:
         The input of a product and the gradient of its output are quantized each time.
         """
         total = 0.0
-        for each in kernels:
-            if isinstance(each, Product) and each.part in "FI":
-                of = _type_of(each, self.dtype, self.products)
-                if of != self.dtype:
-                    total += each.groups * each.m * each.k * LOW_PRECISION[of].quantized
+        for kernel in kernels:
+            if isinstance(kernel, Product) and kernel.part in "FI":
+                dtype = _type_of(kernel, self.dtype, self.products)
+                if dtype != self.dtype:
+                    total += kernel.groups * kernel.m * kernel.k * LOW_PRECISION[dtype].quantized
         return round(total)
 
     def ns(self, kernels: Iterable[Timed]) -> list[float]:
         """Return the time of each kernel; new ones are timed together."""
         kernels = list(kernels)
-        new = list(dict.fromkeys(kernel for kernel in kernels if kernel not in self.known))
+        new = list(dict.fromkeys(kernel for kernel in kernels if kernel not in self.times))
         if new:
             graph = kernels_graph(new, self.dtype, self.products, self.recipes)
             for kernel, op, ns in zip(new, graph.kind_code, costs_ns(graph, self.device), strict=True):
                 if ns < 0:
                     unknown = f"the cost model of {self.device.name} does not know {graph.kinds[op]}"
                     raise InputError(f"{unknown}; give the model a rate")
-                self.known[kernel] = float(ns) / getattr(kernel, "parts", 1)
-        return [self.known[kernel] for kernel in kernels]
+                self.times[kernel] = float(ns) / getattr(kernel, "parts", 1)
+        return [self.times[kernel] for kernel in kernels]
 
 
 def _type_of(kernel: Timed, dtype: str, products: str) -> str:
@@ -206,20 +206,20 @@ def kernels_graph(
 
     Attention split over several ranks appears whole.
     """
-    builder = GraphBuilder("kernels")
+    builder, products = GraphBuilder("kernels"), products or dtype
     for number, kernel in enumerate(kernels):
-        name, of = f"{type(kernel).__name__.lower()} {number}", _type_of(kernel, dtype, products or dtype)
+        name, op_dtype = f"{type(kernel).__name__.lower()} {number}", _type_of(kernel, dtype, products)
         if isinstance(kernel, Product | Attention):
-            of = recipes.get(of, of)
-            facts = _facts(kernel, of)
-            builder.op(name, **op_arguments(facts, name, facts.attributes), dtype=of)
+            op_dtype = recipes.get(op_dtype, op_dtype)
+            facts = _op_facts(kernel, op_dtype)
+            builder.op(name, **op_arguments(facts, name, facts.attributes), dtype=op_dtype)
         else:
-            of = RECIPES.get(products or dtype, products or dtype) if isinstance(kernel, Experts) else dtype
-            builder.op(name, **_op_of(kernel), dtype=of)
+            op_dtype = RECIPES.get(products, products) if isinstance(kernel, Experts) else dtype
+            builder.op(name, **_op_arguments(kernel), dtype=op_dtype)
     return builder.build()
 
 
-def _op_of(kernel: Scan | CausalConvolution | Experts | DeepEp | Pass) -> dict[str, Any]:
+def _op_arguments(kernel: Scan | CausalConvolution | Experts | DeepEp | Pass) -> dict[str, Any]:
     """Return the cost facts of a kernel that is neither a product nor attention."""
     flops, written, sizes = 0, 0, dict[str, int]()
     if isinstance(kernel, Scan):
@@ -244,7 +244,7 @@ def _op_of(kernel: Scan | CausalConvolution | Experts | DeepEp | Pass) -> dict[s
     return {"kind": kind, **facts}
 
 
-def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
+def _op_facts(kernel: Product | Attention, dtype: str) -> OpFacts:
     def tensor(*shape: int) -> TensorFacts:
         return TensorFacts(shape, nbytes(shape, dtype))
 
@@ -263,8 +263,8 @@ def _facts(kernel: Product | Attention, dtype: str) -> OpFacts:
     if not kernel.backward:
         return OpFacts("attention", (q, k, v), (o,), causal)
     # reads queries, keys, values, the output's gradient and the output; writes three gradients
-    made = tensor(kernel.batch, kernel.sequence, 3 * kernel.heads * kernel.query_head)
-    return OpFacts("attention_grad", (q, k, v, o, o), (made,), causal)
+    gradients = tensor(kernel.batch, kernel.sequence, 3 * kernel.heads * kernel.query_head)
+    return OpFacts("attention_grad", (q, k, v, o, o), (gradients,), causal)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -377,22 +377,22 @@ class TrainingCalibration:
 
         `dtype` is the type of the products if it is not the step's.
         """
-        of = self._recipe(dtype)
-        return None if of is None else of.kept
+        recipe = self._recipe(dtype)
+        return None if recipe is None else recipe.kept
 
     def _recipe(self, dtype: str = "") -> Recipe | None:
         return None if self.alone is None else LOW_PRECISION.get(dtype or self.alone.products)
 
     def gathered_bytes(self, parameters: int, wide: int, width: int) -> int:
         """Return the bytes of parameters that Megatron-LM gathers; `wide` of them have `width` bytes each."""
-        of = self._recipe()
-        narrow = width if of is None or of.gathered is None else of.gathered
+        recipe = self._recipe()
+        narrow = width if recipe is None or recipe.gathered is None else recipe.gathered
         return round((parameters - wide) * narrow) + wide * width
 
     def weight_casts(self, parameters: int) -> int:
         """Return the bytes that quantizing weights moves (`Recipe.weights`); fitted rates include them."""
-        of = self._recipe()
-        return round(parameters * of.weights) if of is not None and self.is_unfitted else 0
+        recipe = self._recipe()
+        return round(parameters * recipe.weights) if recipe is not None and self.is_unfitted else 0
 
     def casts(self, kernels: Iterable[Timed]) -> int:
         """Return the bytes that quantizing reads and writes; fitted rates include them."""
@@ -404,42 +404,42 @@ class TrainingCalibration:
 
     def kernels_ns(self, kernels: Sequence[Timed]) -> list[float]:
         """Return the times of kernels."""
-        alone = [0.0] * len(kernels) if self.alone is None else self.alone.ns(kernels)
-        return [self._in_a_step(kernel, ns) + self.gap_ns for kernel, ns in zip(kernels, alone, strict=True)]
+        times = [0.0] * len(kernels) if self.alone is None else self.alone.ns(kernels)
+        return [self._ns_in_step(kernel, ns) + self.gap_ns for kernel, ns in zip(kernels, times, strict=True)]
 
-    def _in_a_step(self, kernel: Timed, alone: float) -> float:
+    def _ns_in_step(self, kernel: Timed, alone_ns: float) -> float:
         """Return the time of a kernel at the rates of a step, given its time alone."""
         if isinstance(kernel, Pass | CausalConvolution):
-            of = kernel.of if isinstance(kernel, Pass) else "elementwise"
-            return _longer(alone, self._traffic_ns(kernel.nbytes, of))
+            purpose = kernel.purpose if isinstance(kernel, Pass) else "elementwise"
+            return _smooth_max(alone_ns, self._traffic_ns(kernel.nbytes, purpose))
         if isinstance(kernel, DeepEp):
-            return alone
+            return alone_ns
         if isinstance(kernel, Scan | Experts):
-            slowed = alone / min(1.0, self.sustained)
-            return _longer(slowed, self._arithmetic_ns(kernel, self.peak * self.product))
+            slowed = alone_ns / min(1.0, self.sustained)
+            return _smooth_max(slowed, self._arithmetic_ns(kernel, self.peak * self.product))
         shape = kernel._replace(dtype="", bias=False) if isinstance(kernel, Product) else kernel
-        found = self.measured.get(shape) if self.measured else None
-        if found is not None:
-            return self._arithmetic_ns(kernel, self.peak * found)
+        efficiency = self.measured.get(shape) if self.measured else None
+        if efficiency is not None:
+            return self._arithmetic_ns(kernel, self.peak * efficiency)
         if isinstance(kernel, Product):
             passing = self._traffic_ns(2 * kernel.elements)
-            known = passing if self.alone is None else max(alone / self.sustained, min(alone, passing))
+            ns = passing if self.alone is None else max(alone_ns / self.sustained, min(alone_ns, passing))
             if kernel.bias and self.is_unfitted:
-                known *= self.bias_gradients
-            return _longer(known, self._arithmetic_ns(kernel, self.peak * self.product))
+                ns *= self.bias_gradients
+            return _smooth_max(ns, self._arithmetic_ns(kernel, self.peak * self.product))
         part = self.attention_backward if kernel.backward else self.attention_forward
         if part is None and self.alone is not None:
-            return alone / min(1.0, self.sustained)
+            return alone_ns / min(1.0, self.sustained)
         rows = kernel.batch * kernel.sequence // kernel.parts
         nbytes = 4 * rows * (kernel.heads + kernel.kv_heads) * kernel.query_head * (1 + kernel.backward)
         rate = (self.attention_peak or self.peak) * (1.0 if part is None else part)
-        return _longer(self._arithmetic_ns(kernel, rate), self._traffic_ns(nbytes))
+        return _smooth_max(self._arithmetic_ns(kernel, rate), self._traffic_ns(nbytes))
 
     def _arithmetic_ns(self, kernel: Product | Attention | Scan | Experts, rate: float) -> float:
         return kernel.flops / (rate * self.sustained) * NS_PER_S
 
-    def _traffic_ns(self, nbytes: int, of: str = "elementwise") -> float:
-        reached = self.pass_efficiency.get(of, self.pass_efficiency.get("elementwise", 1.0))
+    def _traffic_ns(self, nbytes: int, purpose: str = "elementwise") -> float:
+        reached = self.pass_efficiency.get(purpose, self.pass_efficiency.get("elementwise", 1.0))
         return nbytes / (self.memory_bandwidth * reached) * NS_PER_S
 
     def pass_ns(self, nbytes: int) -> float:
@@ -466,36 +466,36 @@ class TrainingCalibration:
 
     def exposed_ns(self, kernel: Collective, group: RankGroup) -> tuple[float, float]:
         """Return the time of a collective, and how much of it no kernel hides."""
-        whole, sms = self.collective_ns(kernel.kind, kernel.nbytes, group), self.communication_sms
+        total_ns, sms = self.collective_ns(kernel.kind, kernel.nbytes, group), self.communication_sms
         if kernel.deepep is not None and self.alone is not None and self.alone.sends(group):
             assert self.alone.fits is not None
-            whole = self.contention * self.kernel_ns(kernel.deepep._replace(nodes=group.nodes))
+            total_ns = self.contention * self.kernel_ns(kernel.deepep._replace(nodes=group.nodes))
             sms = kernel.deepep.sms / self.alone.fits.sheet.sms
         if kernel.hidden_by is None:
-            return whole, whole
+            return total_ns, total_ns
         if isinstance(kernel.hidden_by, str):
-            return whole, whole * sms
+            return total_ns, total_ns * sms
         hiding = 1.0 if kernel.copied else self.hiding
-        return whole, whole - hiding * min(whole, self.kernel_ns(kernel.hidden_by))
+        return total_ns, total_ns - hiding * min(total_ns, self.kernel_ns(kernel.hidden_by))
 
 
-_SHARP: Final = 24
+_MAX_EXPONENT: Final = 24
 """Exponent of the smooth maximum: high enough to give the longer time, low enough that a fit sees both."""
 
 
-def _longer(one: float, other: float) -> float:
+def _smooth_max(one: float, other: float) -> float:
     """Return the longer time, or slightly more if both are nearly equal.
 
     Examples
     --------
-    >>> _longer(10.0, 0.0), round(_longer(10.0, 9.0), 3), round(_longer(10.0, 10.0), 3)
+    >>> _smooth_max(10.0, 0.0), round(_smooth_max(10.0, 9.0), 3), round(_smooth_max(10.0, 10.0), 3)
     (10.0, 10.032, 10.293)
     """
-    most = max(one, other)
-    if not most:
+    longest = max(one, other)
+    if not longest:
         return 0.0
-    total: float = (one / most) ** _SHARP + (other / most) ** _SHARP
-    return most * float(total ** (1 / _SHARP))
+    total: float = (one / longest) ** _MAX_EXPONENT + (other / longest) ** _MAX_EXPONENT
+    return longest * float(total ** (1 / _MAX_EXPONENT))
 
 
 # ----------------------------------------------------------------------------------------------------------

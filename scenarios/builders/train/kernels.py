@@ -61,9 +61,7 @@ def products(m: int, k: int, n: int, groups: int = 1) -> tuple[Product, Product,
 
 def computed_in(dtype: str, kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
     """Return the kernels with their products in the given type; products with a type of their own keep it."""
-    return tuple(
-        each._replace(dtype=each.dtype or dtype) if isinstance(each, Product) else each for each in kernels
-    )
+    return tuple(k._replace(dtype=k.dtype or dtype) if isinstance(k, Product) else k for k in kernels)
 
 
 class Attention(NamedTuple):
@@ -87,14 +85,14 @@ class Attention(NamedTuple):
     @property
     def flops(self) -> int:
         """All scores: two products forward, five backward (arXiv 2307.08691, section 2.3)."""
-        seen = self.window or self.sequence + self.cached
-        one = self.batch * self.heads * (self.sequence * seen // self.parts)
+        visible = self.window or self.sequence + self.cached
+        scores = self.batch * self.heads * (self.sequence * visible // self.parts)
         if self.backward:
-            return 2 * one * (3 * self.query_head + 2 * self.value_head)
-        return 2 * one * (self.query_head + self.value_head)
+            return 2 * scores * (3 * self.query_head + 2 * self.value_head)
+        return 2 * scores * (self.query_head + self.value_head)
 
 
-_A_FLOP: Final = 1.4
+_FLOP_TIME_RATIO: Final = 1.4
 """Time per flop of Mamba-2's scan / of the measured gated delta rule: with it, training Mamba-2 with
 1.3 billion parameters comes out within 6 % on an H200 (239 TFLOP/s) and on a GB200 (360; state-spaces/mamba,
 issue 904)."""
@@ -103,8 +101,8 @@ issue 904)."""
 class Scan(NamedTuple):
     """The chunked scan of a state-space layer, with its flop.
 
-    A flop takes `_A_FLOP` times as long as in the gated delta rule with as many heads: both update a state in
-    chunks, with kernels in Triton.
+    A flop takes `_FLOP_TIME_RATIO` times as long as in the gated delta rule with as many heads: both update
+    a state in chunks, with kernels in Triton.
     """
 
     batch: int
@@ -115,7 +113,7 @@ class Scan(NamedTuple):
     @property
     def parts(self) -> float:
         """The time of that gated delta rule, whose heads have a state of 128 x 128, over the scan's own."""
-        return self.batch * self.sequence * self.heads * 8 * 128 * 128 / (_A_FLOP * self.flops)
+        return self.batch * self.sequence * self.heads * 8 * 128 * 128 / (_FLOP_TIME_RATIO * self.flops)
 
 
 class CausalConvolution(NamedTuple):
@@ -157,10 +155,10 @@ class Experts(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A kernel that only reads and writes; `of` names a rate of its own (``permute``, ``cross-entropy``)."""
+    """A kernel that only reads and writes; a `purpose` (such as ``permute``) may have its own rate."""
 
     nbytes: int
-    of: str = "elementwise"
+    purpose: str = "elementwise"
 
 
 class DeepEp(NamedTuple):
@@ -249,9 +247,9 @@ class LayerPiece:
     forward, backward : tuple of Kernel
     saved : int
         Bytes kept from the forward to the backward.
-    made : int
+    output : int
         Bytes of its output; the gradient is as large.
-    took : int
+    input : int
         Bytes of its input.
     extra : int
         Further bytes that both directions need while they run.
@@ -273,8 +271,8 @@ class LayerPiece:
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
     saved: int = 0
-    made: int = 0
-    took: int = 0
+    output: int = 0
+    input: int = 0
     extra: int = 0
     backward_extra: int = 0
     again: tuple[Kernel, ...] = ()
@@ -340,7 +338,7 @@ def offload_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) -> t
 # the columns of the second are exchanged for tokens. Sources: Hu et al., arXiv 2106.09685; Megatron Bridge,
 # peft/utils.py (``ParallelLinearAdapter``).
 
-_BY_ROWS: Final = {"proj", "down", "shared down", "mamba out"}
+_ROW_SPLIT: Final = {"proj", "down", "shared down", "mamba out"}
 """Pieces whose product is split by rows (`layers.RankWork.row`)."""
 
 
@@ -353,31 +351,31 @@ def with_adapters(
     products that the ranks share.
     """
     adapted = {name: rank for module, rank in lora.items() for name in MODULES[module]}
-    found = []
+    result = []
     for piece in pieces:
-        found.append(piece)
+        result.append(piece)
         if piece.name in adapted:
-            found.append(_adapter(piece, adapted[piece.name], t, tokens))
-    return found
+            result.append(_make_adapter(piece, adapted[piece.name], t, tokens))
+    return result
 
 
-def _adapter(piece: LayerPiece, rank: int, t: int, tokens: int) -> LayerPiece:
-    blocks = [each for each in piece.forward if isinstance(each, Product) and each.part == "F"]
-    m, by_rows = sum(each.m for each in blocks), piece.name in _BY_ROWS
+def _make_adapter(piece: LayerPiece, rank: int, t: int, tokens: int) -> LayerPiece:
+    blocks = [kernel for kernel in piece.forward if isinstance(kernel, Product) and kernel.part == "F"]
+    m, by_rows = sum(kernel.m for kernel in blocks), piece.name in _ROW_SPLIT
     k, n = blocks[0].k, blocks[0].n
     first = products(m, k, rank if by_rows else -(-rank // t))
     second = products(m, rank, -(-n // t) if by_rows else n)
-    there: list[Kernel] = []
+    messages: list[Kernel] = []
     if t > 1 and m == tokens:  # otherwise each rank has the whole product for its own tokens
-        there = [Collective("all_reduce" if by_rows else "all_gather", 2 * m * rank, "tp")]
-    swap: list[Kernel] = [Collective("all_to_all", piece.made, "tp")] * (bool(there) and by_rows)
+        messages = [Collective("all_reduce" if by_rows else "all_gather", 2 * m * rank, "tp")]
+    swap: list[Kernel] = [Collective("all_to_all", piece.output, "tp")] * (bool(messages) and by_rows)
     return LayerPiece(
         f"{piece.name} adapter",
-        (first[0], *there, second[0], *swap, Pass(5 * piece.made)),
-        (Pass(2 * piece.made), *swap, *second[1:], *there, *first[1:], Pass(3 * piece.took)),
+        (first[0], *messages, second[0], *swap, Pass(5 * piece.output)),
+        (Pass(2 * piece.output), *swap, *second[1:], *messages, *first[1:], Pass(3 * piece.input)),
         # attention itself saves what is needed of proj's input
-        saved=(piece.took if piece.name != "proj" else 0) + 2 * m * rank,
-        made=piece.made,
-        took=2 * m * rank,
+        saved=(piece.input if piece.name != "proj" else 0) + 2 * m * rank,
+        output=piece.output,
+        input=2 * m * rank,
         adapts=True,
     ).computed_in(WIDE)

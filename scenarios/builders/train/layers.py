@@ -85,7 +85,7 @@ class RankWork(RankProducts):
         if m.kv_rank:
             return self.latent_attention()
         width = (heads + 2 * kv) * m.head
-        queries, keys = (self.tokens * each * m.head * e for each in (heads, kv))
+        queries, keys = (self.tokens * count * m.head * e for count in (heads, kv))
         qkv = self.column("qkv", m.hidden, width)
         # queries are copied out of the product; with rotary positions queries and keys are rewritten;
         # YaRN's are scaled, op by op (Megatron-LM, core/models/common/embeddings/rope_utils.py)
@@ -94,7 +94,7 @@ class RankWork(RankProducts):
         back = (*((Pass(rotary),) if m.rotary else ()), Pass(2 * (queries + 2 * keys)))
         normed = queries + keys
         norms, norms_back = ((Pass(n * queries), Pass(n * keys)) for n in (2, 3))
-        head_norms = LayerPiece("head norms", norms, norms_back, saved=normed, made=normed, took=normed)
+        head_norms = LayerPiece("head norms", norms, norms_back, saved=normed, output=normed, input=normed)
         return [
             qkv,
             *([head_norms] if m.head_norm else ()),
@@ -112,8 +112,8 @@ class RankWork(RankProducts):
         v = self.tokens * kv * m.value_head * e
         o = self.tokens * heads * m.value_head * e
         by_heads = c > 1 and b.context == "all-to-all"
-        over = (b.sequence, heads // c, max(1, kv // c)) if by_heads else (b.sequence, heads, kv)
-        forward = Attention(b.samples, *over, m.query_head, m.value_head, window=min(window, b.sequence))
+        sizes = (b.sequence, heads // c, max(1, kv // c)) if by_heads else (b.sequence, heads, kv)
+        forward = Attention(b.samples, *sizes, m.query_head, m.value_head, window=min(window, b.sequence))
         inputs, output = (_exchange_by_rank(q, k, v), _exchange_by_rank(o)) if by_heads else ([], [])
         before, before_back, behind_back = inputs, output, inputs
         if c > 1 and b.context == "all-gather":
@@ -124,55 +124,55 @@ class RankWork(RankProducts):
         runs, runs_back = self._attend_packed(forward), self._attend_packed(backward)
         if c > 1 and b.context == "ring":
             runs, runs_back = self._in_blocks(forward, k + v), self._in_blocks(backward, k + v)
-        out = o if by_heads else 0  # saved before it is sent, besides the output that proj saves
+        unsent = o if by_heads else 0  # saved before it is sent, besides the output that proj saves
         lse = 4 * self.tokens * heads if b.attention == "flash" else 0
         scores = 0
         if b.attention == "eager":  # softmax and dropout each read and write all scores
             squares = sum(count * n**2 for n, count in b.sequences(b.samples, b.sequence).items())
-            each = squares * heads // c
-            scores = each * (2 * e + b.dropout)
-            before = [*before, Pass(each * (4 * e + b.dropout))]
-            before_back = [*before_back, Pass(each * (5 * e + b.dropout))]
+            elements = squares * heads // c
+            scores = elements * (2 * e + b.dropout)
+            before = [*before, Pass(elements * (4 * e + b.dropout))]
+            before_back = [*before_back, Pass(elements * (5 * e + b.dropout))]
         return LayerPiece(
             "attention",
             (*around, *before, *runs, *output),
             (*before_back, *runs_back, *behind_back, *back),
-            saved=q + k + v + lse + o + out + scores,
-            made=o,
-            took=q + k + v,
+            saved=q + k + v + lse + o + unsent + scores,
+            output=o,
+            input=q + k + v,
             extra=3 * (q + k + v) if by_heads else 0,
             backward_extra=(2 * (q + k + v) + 2 * o) if by_heads else 0,
             dropped=scores + lse,
         )
 
-    def _attend(self, of: Attention) -> tuple[Kernel, ...]:
+    def _attend(self, attention: Attention) -> tuple[Kernel, ...]:
         """Return attention as one kernel, or as the products that write and read its scores."""
         if self.batch.attention == "flash":
-            return (of,)
-        rows, keys = max(1, of.sequence // of.parts), of.sequence
-        query, value = of.query_head, of.value_head
+            return (attention,)
+        rows, keys = max(1, attention.sequence // attention.parts), attention.sequence
+        query, value = attention.query_head, attention.value_head
         sizes = [(rows, query, keys), (rows, keys, value)]
-        if of.backward:  # gradients of values, scores, queries, keys
+        if attention.backward:  # gradients of values, scores, queries, keys
             sizes = [(keys, rows, value), (rows, value, keys), (rows, keys, query), (keys, rows, query)]
-        return tuple(Product(*size, "S", of.batch * of.heads) for size in sizes)
+        return tuple(Product(*size, "S", attention.batch * attention.heads) for size in sizes)
 
-    def _attend_packed(self, of: Attention) -> tuple[Kernel, ...]:
+    def _attend_packed(self, attention: Attention) -> tuple[Kernel, ...]:
         """Return attention within each of the sequences packed into a sample."""
-        found: list[Kernel] = []
-        for tokens, count in self.batch.sequences(of.batch, of.sequence).items():
-            window = min(of.window, tokens)
-            found += self._attend(of._replace(batch=count, sequence=tokens, window=window))
-        return tuple(found)
+        kernels: list[Kernel] = []
+        for tokens, count in self.batch.sequences(attention.batch, attention.sequence).items():
+            window = min(attention.window, tokens)
+            kernels += self._attend(attention._replace(batch=count, sequence=tokens, window=window))
+        return tuple(kernels)
 
-    def _in_blocks(self, of: Attention, kv: int) -> tuple[Kernel, ...]:
+    def _in_blocks(self, attention: Attention, kv: int) -> tuple[Kernel, ...]:
         """Return attention as keys and values pass round a ring, a message beside each block but the last.
 
         In the backward, gradients follow one message later, so that there is a message beside each block.
         """
         c = self.c  # a rank has chunks i and 2c−1−i of 2c, so that all blocks have equally many scores
-        block = of._replace(parts=c * c)
+        block = attention._replace(parts=c * c)
         sizes = [kv] * (c - 1)
-        if of.backward:
+        if attention.backward:
             sizes = [kv, *(2 * kv for _ in range(c - 2)), kv]
         runs: list[Kernel] = []
         for k in range(c):
@@ -215,28 +215,28 @@ class RankWork(RankProducts):
         conv, width = m.mamba_conv // t, (m.mamba_inner + m.mamba_conv + m.mamba_heads) // t
         chunks, s, d = max(1, T // q), m.mamba_state, m.mamba_head
         flops, flops_back = (
-            2 * chunks * q * (seen * q * s * groups + (seen * q + states * s) * d * heads)
-            for seen, states in ((1, 2), (3, 5))
+            2 * chunks * q * (scores * q * s * groups + (scores * q + states * s) * d * heads)
+            for scores, states in ((1, 2), (3, 5))
         )
         tokens = max(1, T // samples)
         scan = Scan(samples, tokens, heads, flops)
         along = CausalConvolution(samples, tokens, conv)
-        states, seen = 4 * chunks * heads * s * d, 4 * chunks * q * q * groups
-        made, took = T * inner * e, T * width * e
-        apart = [Pass(2 * (took + made))] if samples > 1 else []
-        run: list[Kernel] = [*apart, along, scan, Pass(5 * made + 3 * states + 2 * seen), Pass(2 * made)]
+        states, scores = 4 * chunks * heads * s * d, 4 * chunks * q * q * groups
+        out, read = T * inner * e, T * width * e
+        copies = [Pass(2 * (read + out))] if samples > 1 else []
+        run: list[Kernel] = [*copies, along, scan, Pass(5 * out + 3 * states + 2 * scores), Pass(2 * out)]
         back: list[Kernel] = [
-            *apart,
-            Pass(3 * made),
+            *copies,
+            Pass(3 * out),
             along,
             scan._replace(flops=flops_back),
-            Pass(17 * made + 17 * states // 2 + 6 * seen),
+            Pass(17 * out + 17 * states // 2 + 6 * scores),
             along._replace(tensors=3),
         ]
         needed = T * conv * e + 3 * states // 2
         return [
             self.column("mamba in", m.hidden, width),
-            LayerPiece("scan", (*run,), (*back,), took + 2 * made, made, took, needed, needed),
+            LayerPiece("scan", (*run,), (*back,), read + 2 * out, out, read, needed, needed),
             self.row("mamba out", inner, m.hidden),
         ]
 
@@ -245,9 +245,9 @@ class RankWork(RankProducts):
     def dense(self, middle: int, *, norm: bool = True) -> list[LayerPiece]:
         """Return the pieces of an MLP of that width."""
         m, t = self.model, self.t
-        mine = middle // t
-        up = self.column("up", m.hidden, mine * (1 + m.gated), norm=norm)
-        return [up, self.gate(self.tokens, mine), self.row("down", mine, m.hidden)]
+        share = middle // t
+        up = self.column("up", m.hidden, share * (1 + m.gated), norm=norm)
+        return [up, self.gate(self.tokens, share), self.row("down", share, m.hidden)]
 
     def gate(self, tokens: int, middle: int) -> LayerPiece:
         """Return the activation between two products, which keeps its inputs.
@@ -255,10 +255,10 @@ class RankWork(RankProducts):
         Clamped inputs are clamped half by half before it and joined again (Megatron-LM, core/fusions/
         fused_bias_geglu.py): both are kept.
         """
-        read, made = tokens * middle * (1 + self.model.gated) * self.e, tokens * middle * self.e
+        read, output = tokens * middle * (1 + self.model.gated) * self.e, tokens * middle * self.e
         clamps, joins = ((Pass(n * read),) * self.model.clamped for n in (4, 5))
-        saved, run, back = read * (1 + self.model.clamped), Pass(read + made), Pass(2 * read + made)
-        return LayerPiece("gate", (*clamps, run), (back, *joins), saved=saved, made=made, took=read)
+        saved, run, back = read * (1 + self.model.clamped), Pass(read + output), Pass(2 * read + output)
+        return LayerPiece("gate", (*clamps, run), (back, *joins), saved=saved, output=output, input=read)
 
     @cached_property
     def load(self) -> ExpertLoad:
@@ -267,66 +267,66 @@ class RankWork(RankProducts):
         if b.routes is None:
             # one copy of a token for each of its experts; each sender pads to an equal number for
             # each expert
-            each = -(-self.few * m.top_k // m.experts)
-            copies = each * m.experts
+            per_expert = -(-self.few * m.top_k // m.experts)
+            copies = per_expert * m.experts
             return ExpertLoad(
-                copies, round(each * ep * b.imbalance), round(copies * b.imbalance), b.imbalance
+                copies, round(per_expert * ep * b.imbalance), round(copies * b.imbalance), b.imbalance
             )
         if b.imbalance != 1.0:
             raise InputError("has no effect beside routing, which says it", path=("imbalance",))
-        made = b.routes(ranks=ep, experts=m.experts, tokens=self.few, top_k=m.top_k)
+        routed = b.routes(ranks=ep, experts=m.experts, tokens=self.few, top_k=m.top_k)
         return ExpertLoad(
-            int(made.sent.sum(axis=1).max()),
-            -(-int(made.arrived.max()) * ep // m.experts),
-            even_nbytes(made.between.tolist()),
-            float(made.imbalance),
-            sum(made.dropped) / (ep * made.choices),
+            int(routed.sent.sum(axis=1).max()),
+            -(-int(routed.arrived.max()) * ep // m.experts),
+            even_nbytes(routed.between.tolist()),
+            float(routed.imbalance),
+            sum(routed.dropped) / (ep * routed.choices),
         )
 
     def experts(self) -> list[LayerPiece]:
         """Return the pieces of a mixture of experts, shared ones included."""
-        m, rows, held = self.model, self.load.rows, self.model.experts // self.layout.ep
+        m, rows, n_local = self.model, self.load.rows, self.model.experts // self.layout.ep
         # Products with block scales need multiples of 32 rows, those with tensor scales of 16: each expert's
         # are padded (Megatron-LM, core/transformer/moe/moe_utils.py, ``get_align_size_for_quantization``).
         align = {None: 1, 1.0: 16}.get(self.batch.kept, 32)
         rows = -(-rows // align) * align
-        arrived = rows * held * m.expert_latent * self.e
-        up, down = (self._of_experts(rows, *sizes, held) for sizes in m.expert_weights())
-        gate = replace(self.gate(rows * held, m.expert_middle), name="experts gate")
-        biased, biased_back = self._biases_of_experts(arrived)
-        down_to, down_back = (down[0], *biased), (*biased_back, down[1], *down[2])
-        dispatch, combine = self._exchange(held, arrived)
+        arrived = rows * n_local * m.expert_latent * self.e
+        up, down = (self._expert_products(rows, *sizes, n_local) for sizes in m.expert_weights())
+        gate = replace(self.gate(rows * n_local, m.expert_middle), name="experts gate")
+        biased, biased_back = self._expert_biases(arrived)
+        run, back = (down[0], *biased), (*biased_back, down[1], *down[2])
+        dispatch, combine = self._exchange(n_local, arrived)
         shared = self.dense(m.shared_middle, norm=False) if m.shared_middle else []
-        into: list[LayerPiece] = []
-        out: list[LayerPiece] = []
+        before: list[LayerPiece] = []
+        after: list[LayerPiece] = []
         if m.expert_latent != m.hidden:
-            into = [self.plain("latent down", m.hidden, m.expert_latent)]
-            out = [self.plain("latent up", m.expert_latent, m.hidden, combine.made)]
+            before = [self.plain("latent down", m.hidden, m.expert_latent)]
+            after = [self.plain("latent up", m.expert_latent, m.hidden, combine.output)]
         return [
             self.norm(0 if self.batch.lora or m.shared_middle else self.thin),
             self._router(),
-            *(replace(each, name=f"shared {each.name}") for each in shared),
-            *into,
+            *(replace(piece, name=f"shared {piece.name}") for piece in shared),
+            *before,
             dispatch,
-            LayerPiece("experts up", up[:1], (up[1], *up[2]), self.read_again(arrived), gate.took, arrived),
+            LayerPiece("experts up", up[:1], (up[1], *up[2]), self.read_again(arrived), gate.input, arrived),
             gate,
-            LayerPiece("experts down", down_to, down_back, self.read_again(gate.made), arrived, gate.made),
+            LayerPiece("experts down", run, back, self.read_again(gate.output), arrived, gate.output),
             combine,
-            *out,
+            *after,
         ]
 
-    def _of_experts(
-        self, rows: int, k: int, n: int, held: int
+    def _expert_products(
+        self, rows: int, k: int, n: int, n_local: int
     ) -> tuple[Product, Product, tuple[Product, ...]]:
         """Return the products of experts; in 16 bits the weight's also computes the gradient of its bias.
 
         Source: Transformer Engine, pytorch/module/grouped_linear.py.
         """
-        forward, of_input, of_weight = self.products(rows, k, n, held)
+        forward, of_input, of_weight = self.products(rows, k, n, n_local)
         bias = self.model.biases and self.batch.kept is None
-        return forward, of_input, tuple(each._replace(bias=bias) for each in of_weight)
+        return forward, of_input, tuple(weight._replace(bias=bias) for weight in of_weight)
 
-    def _biases_of_experts(self, nbytes: int) -> tuple[list[Kernel], list[Kernel]]:
+    def _expert_biases(self, nbytes: int) -> tuple[list[Kernel], list[Kernel]]:
         """Return the passes that add biases to `nbytes` of experts' outputs, and compute their gradients.
 
         Nothing fuses them: a bias times the weight of its token, added expert by expert, all joined again.
@@ -335,8 +335,8 @@ class RankWork(RankProducts):
         """
         if not self.model.biases:
             return [], []
-        there, back = (6, 8) if self.batch.dispatcher == "all-to-all" else (14, 20)
-        return [Pass(there * nbytes)], [Pass(back * nbytes)]
+        forward, backward = (6, 8) if self.batch.dispatcher == "all-to-all" else (14, 20)
+        return [Pass(forward * nbytes)], [Pass(backward * nbytes)]
 
     def _router(self) -> LayerPiece:
         """Return the router, which chooses each token's experts; it keeps the input of its norm."""
@@ -361,8 +361,8 @@ class RankWork(RankProducts):
         missed = comb(m.experts - m.experts // parts, m.top_k) / comb(m.experts, m.top_k)
         return parts * (1 - missed) / m.top_k
 
-    def _exchange(self, held: int, arrived: int) -> tuple[LayerPiece, LayerPiece]:
-        """Return the pieces that bring tokens to experts (`held` on a rank), and that bring them back."""
+    def _exchange(self, n_local: int, arrived: int) -> tuple[LayerPiece, LayerPiece]:
+        """Return the pieces that bring tokens to experts (`n_local` on a rank), and that bring them back."""
         m, e, load, ep = self.model, self.e, self.load, self.layout.ep
         sent, few = load.copies * m.expert_latent * e, self.few * m.expert_latent * e
         exchanged = round(load.exchanged * self._copies() * m.expert_latent * e)
@@ -373,18 +373,18 @@ class RankWork(RankProducts):
             exchange._replace(deepep=DeepEp(way, self.few, m.expert_latent, m.top_k, m.experts, even))
             if self.batch.dispatcher == "deepep"
             else exchange
-            for way in _WAYS
+            for way in _DIRECTIONS
         )
         # DeepEP and HybridEP send tokens as they are; the copy stands for their time outside their
         # kernels (studies/training/results.md).
         sort = Pass(sent + few, "permute")
-        sort_again = [Pass(2 * arrived, "permute")] if held > 1 else []
-        there: list[Kernel] = [sort, send, *sort_again] if ep > 1 else [sort]
+        sort_again = [Pass(2 * arrived, "permute")] if n_local > 1 else []
+        forth: list[Kernel] = [sort, send, *sort_again] if ep > 1 else [sort]
         back: list[Kernel] = [*sort_again, send_back, sort] if ep > 1 else [sort]
         add = Pass(3 * self.thin)
         return (
-            LayerPiece("dispatch", (*there,), (*back,), 8 * load.copies, arrived, few, arrived),
-            LayerPiece("combine", (*back, add), (add, *there), saved=0, made=few, took=arrived, extra=sent),
+            LayerPiece("dispatch", (*forth,), (*back,), 8 * load.copies, arrived, few, arrived),
+            LayerPiece("combine", (*back, add), (add, *forth), 0, few, arrived, sent),
         )
 
     # -- whole layers -----------------------------------------------------------------------------------
@@ -416,27 +416,27 @@ class RankWork(RankProducts):
         sums = self.scatter()
         add = Pass(2 * self.wide)
         if self.batch.lora:  # the table is frozen
-            return [LayerPiece("embedding", (add, *sums), (), made=self.thin, extra=self.wide)]
+            return [LayerPiece("embedding", (add, *sums), (), output=self.thin, extra=self.wide)]
         sent = Collective("all_gather", self.wide, "tp")
         gradient: tuple[Kernel, ...] = (*[sent] * self.layout.splits_sequence, Pass(3 * self.wide))
         mask = self.few * self.model.hidden if self.batch.dropout else 0
         saved = 8 * self.tokens + mask
-        return [LayerPiece("embedding", (add, *sums), gradient, made=self.thin, saved=saved, extra=self.wide)]
+        return [LayerPiece("embedding", (add, *sums), gradient, saved, self.thin, extra=self.wide)]
 
     def head(self) -> list[LayerPiece]:
         """Return the last norm, the output layer, and the loss; its gradient replaces the logits."""
         if self.batch.kept is not None:  # the head stays in 16 bits
             return RankWork(self.model, self.layout, replace(self.batch, kept=None)).head()
         m, T = self.model, self.tokens
-        mine = -(-m.vocabulary // self.t)
+        width = -(-m.vocabulary // self.t)
         sums: list[Kernel] = [Collective("all_reduce", 12 * T, "tp")] if self.t > 1 else []
-        out = self.column("head", m.hidden, mine, norm=False)
+        out = self.column("head", m.hidden, width, norm=False)
         # The weight gradient that autograd gets although the sum of gradients was updated
         # in place.
-        unused = out.backward_extra + (0 if self.batch.lora else mine * m.hidden * self.e)
+        unused = out.backward_extra + (0 if self.batch.lora else width * m.hidden * self.e)
         out = replace(out, saved=self.read_again(self.thin), backward_extra=unused).computed_in(WIDE)
-        there, back, saved, extra, extra_back = (T * mine * nbytes for nbytes in _LOSSES[self.batch.loss])
-        run, run_back = (Pass(there, "cross-entropy"), *sums), (Pass(back, "cross-entropy"),)
+        forward, back, saved, extra, extra_back = (T * width * nbytes for nbytes in _LOSSES[self.batch.loss])
+        run, run_back = (Pass(forward, "cross-entropy"), *sums), (Pass(back, "cross-entropy"),)
         loss = LayerPiece("loss", run, run_back, saved + 4 * T, extra=extra, backward_extra=extra_back)
         return [self.norm(self.thin), out, loss]
 
@@ -457,9 +457,9 @@ Sources: arXiv 2205.05198, section 4.3; Megatron-LM, core/tensor_parallel/cross_
 native/cuda/SoftMax.cu and NLLLoss2d.cu.
 """
 
-_WAYS: Final[tuple[Literal["dispatch", "combine"], ...]] = ("dispatch", "combine")
+_DIRECTIONS: Final[tuple[Literal["dispatch", "combine"], ...]] = ("dispatch", "combine")
 
 
 def _exchange_by_rank(*sizes: int) -> list[Kernel]:
     """Return the kernels that reorder each tensor by rank, exchange it, and restore its order."""
-    return [each for n in sizes for each in (Pass(2 * n), Collective("all_to_all", n, "cp"), Pass(2 * n))]
+    return [kernel for n in sizes for kernel in (Pass(2 * n), Collective("all_to_all", n, "cp"), Pass(2 * n))]

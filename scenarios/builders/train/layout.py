@@ -95,16 +95,16 @@ class ParallelLayout:
             names = ", ".join(ORDER)
             raise InputError(f"order has to name each of {names} once, not {list(self.order)}{near}")
         beside = self.tp * self.cp * self.dp
-        why = f"experts over {self.ep} ranks need tp·cp·dp = {beside} to be a multiple of it"
-        refuse_misfit(beside % self.ep, "ep does not divide tp·cp·dp", why)
-        why = f"shard: {self.shard} ranks are no divisor of dp·cp = {self.dp * self.cp}"
-        refuse_misfit(self.dp * self.cp % self.sharded_by, "shard does not divide dp·cp", why)
+        reason = f"experts over {self.ep} ranks need tp·cp·dp = {beside} to be a multiple of it"
+        refuse_misfit(beside % self.ep, "ep does not divide tp·cp·dp", reason)
+        reason = f"shard: {self.shard} ranks are no divisor of dp·cp = {self.dp * self.cp}"
+        refuse_misfit(self.dp * self.cp % self.sharded_by, "shard does not divide dp·cp", reason)
         # DeepSpeed, deepspeed/runtime/pipe/engine.py: PipelineEngine asserts a stage below 2. Other systems
         # keep sharded gradients (zero-2) in pipelines, but none gathers parameters by module there.
-        why = f"zero-3 takes no pipeline (DeepSpeed refuses both), and pp is {self.pp}"
-        refuse_misfit(self.sharding == "zero-3" and self.pp > 1, "zero-3 with a pipeline", why)
-        why = f"chunks: {self.chunks} stages a rank need a pipeline, and pp is 1"
-        refuse_misfit(self.chunks > 1 and self.pp == 1, "chunks without a pipeline", why)
+        reason = f"zero-3 takes no pipeline (DeepSpeed refuses both), and pp is {self.pp}"
+        refuse_misfit(self.sharding == "zero-3" and self.pp > 1, "zero-3 with a pipeline", reason)
+        reason = f"chunks: {self.chunks} stages a rank need a pipeline, and pp is 1"
+        refuse_misfit(self.chunks > 1 and self.pp == 1, "chunks without a pipeline", reason)
 
     @property
     def ranks(self) -> int:
@@ -121,12 +121,12 @@ class ParallelLayout:
         """Number of ranks that share one copy of the parameters, if they are sharded."""
         return self.shard or self.dp * self.cp
 
-    def buckets(self, parameters: int, most: int) -> int:
-        """Return the number of buckets, at most `most`, in which the gradients of parameters are reduced.
+    def buckets(self, parameters: int, limit: int) -> int:
+        """Return the number of buckets, at most `limit`, in which the gradients of parameters are reduced.
 
         Source: Megatron-LM, core/distributed/distributed_data_parallel.py (``bucket_size``).
         """
-        return max(1, min(most, parameters // max(40_000_000, 1_000_000 * self.dp)))
+        return max(1, min(limit, parameters // max(40_000_000, 1_000_000 * self.dp)))
 
     def group(self, name: str) -> RankGroup:
         """Return the size of a group and the nodes that it spans.
@@ -139,10 +139,10 @@ class ParallelLayout:
         """
         if name in ORDER:
             return self._place({name: getattr(self, name)})
-        both = [each for each in self.order if each in ("cp", "dp")]
+        data_dims = [dim for dim in self.order if dim in ("cp", "dp")]
         sizes = {"cp": self.cp, "dp": self.dp}
         if name == "dp_cp":
-            return self._place({each: sizes[each] for each in both})
+            return self._place({dim: sizes[dim] for dim in data_dims})
         of_experts = name[0] == "e"
         if of_experts:
             sizes["tp"] = self.tp
@@ -154,26 +154,26 @@ class ParallelLayout:
         copy, others = self._split(outer, max(1, self.sharded_by * self.tp // self.ep))
         if name == "eshard":
             return self._place(copy, inner)
-        return self._place(others, {each: inner[each] * copy[each] for each in inner})
+        return self._place(others, {dim: inner[dim] * copy[dim] for dim in inner})
 
-    def _split(self, sizes: Mapping[str, int], wanted: int) -> tuple[dict[str, int], dict[str, int]]:
-        """Split dimensions into the nearest `wanted` ranks and their multiples; return both."""
+    def _split(self, sizes: Mapping[str, int], ranks: int) -> tuple[dict[str, int], dict[str, int]]:
+        """Split dimensions into the nearest `ranks` ranks and their multiples; return both."""
         inner, outer = dict[str, int](), dict[str, int]()
-        for each in (d for d in self.order if d in sizes):  # the fastest-changing dimension first
-            inner[each] = math.gcd(wanted, sizes[each])
-            wanted //= inner[each]
-            outer[each] = sizes[each] // inner[each]
+        for dim in (d for d in self.order if d in sizes):  # the fastest-changing dimension first
+            inner[dim] = math.gcd(ranks, sizes[dim])
+            ranks //= inner[dim]
+            outer[dim] = sizes[dim] // inner[dim]
         return inner, outer
 
     def _place(self, members: Mapping[str, int], below: Mapping[str, int] | None = None) -> RankGroup:
         """Place a group that has the first ranks of some dimensions (beyond those of `below`, if given)."""
         grid: dict[str, int] = {}
-        for each in self.order:  # split into the ranks below the group, the group, and the ranks above it
-            inner, own = (below or {}).get(each, 1), members.get(each, 1)
-            grid |= {f"{each} below": inner, each: own, f"{each} above": getattr(self, each) // (inner * own)}
+        for dim in self.order:  # split into the ranks below the group, the group, and the ranks above it
+            inner, size = (below or {}).get(dim, 1), members.get(dim, 1)
+            grid |= {f"{dim} below": inner, dim: size, f"{dim} above": getattr(self, dim) // (inner * size)}
         first, others = Grid(grid).members(members), Grid(grid).members(grid.keys() - members)
         starts = {rank % self.node for rank in others}  # all groups wait for the one on most nodes
-        return RankGroup(len(first), max(len({(at + s) // self.node for at in first}) for s in starts))
+        return RankGroup(len(first), max(len({(r + s) // self.node for r in first}) for s in starts))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,31 +91,31 @@ def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) ->
     def kept_bytes(unit: CheckpointUnit) -> int:
         return unit.boundary if unit.checkpointed else sum(map(saved_bytes, unit.pieces)) - away(unit)
 
-    def run(unit: CheckpointUnit, at: int, most: tuple[int, str], keep: bool) -> tuple[int, tuple[int, str]]:
-        """Run a unit forward from the level `at`."""
+    def run(unit: CheckpointUnit, low: int, top: tuple[int, str], keep: bool) -> tuple[int, tuple[int, str]]:
+        """Run a unit forward from the level `low`."""
         for piece in unit.pieces:
-            level = at + piece.made + piece.extra + (saved_bytes(piece) if keep else piece.took)
-            most = max(most, (level, f"{piece.name} of {unit.name}"), key=lambda each: each[0])
-            at += saved_bytes(piece) if keep else piece.kept
-            most = max(most, (at, f"{piece.name} of {unit.name}"), key=lambda each: each[0])
-        return at, most
+            level = low + piece.output + piece.extra + (saved_bytes(piece) if keep else piece.input)
+            top = max(top, (level, f"{piece.name} of {unit.name}"), key=lambda pair: pair[0])
+            low += saved_bytes(piece) if keep else piece.kept
+            top = max(top, (low, f"{piece.name} of {unit.name}"), key=lambda pair: pair[0])
+        return low, top
 
     level, forward, leaving = 0, (0, ""), 0  # `leaving`: on the way to the host, beside the next unit
     for unit in units:
-        at, forward = run(unit, level + leaving, forward, not unit.checkpointed)
+        base, forward = run(unit, level + leaving, forward, not unit.checkpointed)
         level, leaving = level + kept_bytes(unit), away(unit)
     total, backward = level, (0, "")
     for unit, ahead in zip(reversed(units), (*reversed(units[:-1]), None), strict=True):
         # data for the next unit comes back beside this one
-        at = level + away(unit) + (away(ahead) if ahead else 0)
+        base = level + away(unit) + (away(ahead) if ahead else 0)
         if unit.checkpointed:
             # what the layer has kept is part of what its pieces save
-            at, backward = run(unit, at - sum(piece.kept for piece in unit.pieces), backward, True)
+            base, backward = run(unit, base - sum(piece.kept for piece in unit.pieces), backward, True)
         for piece in reversed(unit.pieces):
             again = piece.dropped if selective else 0
-            needed = at + again + piece.made + piece.took + piece.extra + piece.backward_extra
-            backward = max(backward, (needed, f"{piece.name} of {unit.name}"), key=lambda each: each[0])
-            at -= saved_bytes(piece)
+            needed = base + again + piece.output + piece.input + piece.extra + piece.backward_extra
+            backward = max(backward, (needed, f"{piece.name} of {unit.name}"), key=lambda pair: pair[0])
+            base -= saved_bytes(piece)
         level -= kept_bytes(unit)
     freed = 0 if selective else sum(p.dropped for unit in units if not unit.checkpointed for p in unit.pieces)
     return StageMemory(total, total - freed, forward[0], backward[0], forward[1], backward[1])

@@ -59,27 +59,27 @@ class RankProducts:
         shared = [("heads", model.heads), ("middle", model.middle)]
         if "M" in model.pattern:
             shared += [("mamba_heads", model.mamba_heads), ("mamba_groups", model.mamba_groups)]
-        for what, size in shared:
-            why = f"tp: {t} ranks cannot share {size} {what}"
-            refuse_misfit(size % t, f"tp does not divide the {what}", why)
+        for name, size in shared:
+            reason = f"tp: {t} ranks cannot share {size} {name}"
+            refuse_misfit(size % t, f"tp does not divide the {name}", reason)
         uneven = batch.sequence % (t * c if layout.splits_sequence else c)
-        why = f"a sequence of {batch.sequence} cannot be shared by tp·cp = {t * c} ranks"
-        refuse_misfit(uneven, "tp·cp does not divide the sequence", why)
+        reason = f"a sequence of {batch.sequence} cannot be shared by tp·cp = {t * c} ranks"
+        refuse_misfit(uneven, "tp·cp does not divide the sequence", reason)
         heads, by_heads = model.heads // t, c if batch.context == "all-to-all" else 1
-        why = f"cp: {c} ranks cannot share {format_count(heads, 'head')}; use context: ring"
-        refuse_misfit(heads % by_heads, "cp does not divide the heads of a rank", why)
+        reason = f"cp: {c} ranks cannot share {format_count(heads, 'head')}; use context: ring"
+        refuse_misfit(heads % by_heads, "cp does not divide the heads of a rank", reason)
         for key, ranks, kv in (("tp", t, model.kv_heads), ("cp", by_heads, max(1, model.kv_heads // t))):
             uneven = kv % ranks and ranks % kv  # heads are replicated if there are fewer than ranks
-            why = f"{key}: {ranks} ranks cannot share {format_count(kv, 'head')} of keys and values"
-            refuse_misfit(uneven, f"{key} and the heads of keys and values are no multiples", why)
-        why = "packed: sequences are not known to go round a ring; use context: all-to-all or all-gather"
+            reason = f"{key}: {ranks} ranks cannot share {format_count(kv, 'head')} of keys and values"
+            refuse_misfit(uneven, f"{key} and the heads of keys and values are no multiples", reason)
+        reason = "packed: sequences are not known to go round a ring; use context: all-to-all or all-gather"
         around = batch.packed and c > 1 and batch.context == "ring"
-        refuse_misfit(around, "packed sequences with context: ring", why)
-        why = f"ep: {layout.ep} ranks cannot share {format_count(model.experts, 'expert')}"
-        refuse_misfit(model.experts % layout.ep, "ep does not divide the experts", why)
+        refuse_misfit(around, "packed sequences with context: ring", reason)
+        reason = f"ep: {layout.ep} ranks cannot share {format_count(model.experts, 'expert')}"
+        refuse_misfit(model.experts % layout.ep, "ep does not divide the experts", reason)
         if not model.experts and (batch.imbalance != 1.0 or batch.routes is not None):
-            what = "imbalance" if batch.routes is None else "routing"
-            raise InputError("has no effect: the model has no experts", path=(what,))
+            name = "imbalance" if batch.routes is None else "routing"
+            raise InputError("has no effect: the model has no experts", path=(name,))
         self.model, self.layout, self.batch = model, layout, batch
         self.tokens = batch.samples * batch.sequence // c
         """Tokens of a micro-batch on this rank, before sequence parallelism splits them."""
@@ -162,7 +162,7 @@ class RankProducts:
     def norm(self, saved: int) -> LayerPiece:
         """Return a norm that is a kernel of its own and keeps `saved` bytes of its input and output."""
         thin = self.thin
-        return LayerPiece("norm", (Pass(2 * thin),), (Pass(3 * thin),), saved=saved, made=thin, took=thin)
+        return LayerPiece("norm", (Pass(2 * thin),), (Pass(3 * thin),), saved=saved, output=thin, input=thin)
 
     def column(self, name: str, k: int, n: int, *, norm: bool = True) -> LayerPiece:
         """Return a product whose columns are split, including the norm before it.
@@ -180,8 +180,8 @@ class RankProducts:
             (*norms, *self.gather_for(forward)),
             (*again, of_input, *self.scatter(*of_weight), *of_weight, *norms_back),
             saved=self.read_again(read) + (read + 4 * self.few if norm else 0),
-            made=self.tokens * n * self.e,
-            took=read,
+            output=self.tokens * n * self.e,
+            input=read,
             backward_extra=self.tokens * k * self.e if gathered else 0,
         )
 
@@ -198,16 +198,16 @@ class RankProducts:
             (*self.scatter_after(forward), *dropout, Pass(add)),
             (*dropout, *self.gather_for(of_input, 2 if twice else 1), *of_weight, Pass(add)),
             saved=(self.read_again(self.tokens * k * self.e) if saved else 0) + mask,
-            made=self.few * n * self.e,
-            took=self.tokens * k * self.e,
+            output=self.few * n * self.e,
+            input=self.tokens * k * self.e,
             extra=self.wide if self.layout.splits_sequence else 0,
         )
 
     def plain(self, name: str, k: int, n: int, saved: int = 0) -> LayerPiece:
         """Return a product that every rank has whole, for the tokens that it keeps."""
         forward, of_input, of_weight = self.products(self.few, k, n)
-        made, took = self.few * n * self.e, self.few * k * self.e
-        return LayerPiece(name, (forward,), (of_input, *of_weight), saved, made, took)
+        output, read = self.few * n * self.e, self.few * k * self.e
+        return LayerPiece(name, (forward,), (of_input, *of_weight), saved, output, read)
 
     # -- DeepSeek-V4: its attention, and the mixing of residual streams around parts of a layer -----------
     #
@@ -239,8 +239,8 @@ class RankProducts:
             The options ask to keep its scores.
         """
         for name, ranks in (("tp", self.t), ("cp", self.c)):
-            whole = f"{name}: attention with pooled keys is whole on each rank, not shared by {ranks}"
-            refuse_misfit(ranks > 1, f"{name} with pooled keys", whole)
+            reason = f"{name}: attention with pooled keys is whole on each rank, not shared by {ranks}"
+            refuse_misfit(ranks > 1, f"{name} with pooled keys", reason)
         if self.batch.attention == "eager":
             message = "attention with pooled keys is one kernel, which keeps no scores"
             raise InputError(message, path=("attention",))
@@ -252,7 +252,7 @@ class RankProducts:
             self.norm(thin),
             self.plain("q down", m.hidden, m.q_rank, thin),
             replace(up, forward=(*up.forward, *norms), backward=(norms[1], Pass(3 * q), *up.backward)),
-            _behind(self.plain("kv up", m.hidden, m.head), Pass(2 * key), Pass(3 * key)),
+            _add_pass(self.plain("kv up", m.hidden, m.head), Pass(2 * key), Pass(3 * key)),
         ]
         if part in POOLED:
             pieces.append(self._pool("pool", part, m.head))
@@ -260,11 +260,11 @@ class RankProducts:
             pieces += self._indexer()
         groups, wide = m.o_groups, m.heads * m.head // m.o_groups
         grouped, of_input, of_weight = self.products(tokens, wide, m.o_rank, groups)
-        made = tokens * groups * m.o_rank * e
+        output = tokens * groups * m.o_rank * e
         return [
             *pieces,
             self._sparse_core(part),
-            LayerPiece("o group", (grouped,), (of_input, *of_weight), made=made, took=q).computed_in(WIDE),
+            LayerPiece("o group", (grouped,), (of_input, *of_weight), 0, output, q).computed_in(WIDE),
             self.row("proj", groups * m.o_rank, m.hidden),
         ]
 
@@ -272,9 +272,9 @@ class RankProducts:
         """Return the piece that makes keys of width `head`: values, gates (16 bits), and weighted sums."""
         width = self.model.pool_width(part, head)
         read = self.tokens * width * self.e
-        made = self.tokens // POOLED[part] * head * self.e
+        output = self.tokens // POOLED[part] * head * self.e
         product = self.plain(name, self.model.hidden, width, read).computed_in(WIDE)
-        return replace(_behind(product, Pass(read + made), Pass(2 * read + made)), made=made)
+        return replace(_add_pass(product, Pass(read + output), Pass(2 * read + output)), output=output)
 
     def _indexer(self) -> list[LayerPiece]:
         """Return the pieces that score pooled keys of 4 tokens, with heads of their own, and choose the best.
@@ -286,7 +286,7 @@ class RankProducts:
         queries = tokens * m.index_heads * m.index_head * e
         turned = Pass(2 * queries * m.rotary_head // m.index_head + 2 * queries)
         pieces = [
-            _behind(self.plain("index q", m.q_rank, m.index_heads * m.index_head, queries), turned, turned),
+            _add_pass(self.plain("index q", m.q_rank, m.index_heads * m.index_head, queries), turned, turned),
             self.plain("index weights", m.hidden, m.index_heads).computed_in(WIDE),
             self._pool("index pool", "C", m.index_head),
         ]
@@ -304,8 +304,10 @@ class RankProducts:
             back += [Product(length * m.heads, m.head, best, "S", count), again]
             back += [Product(rows, best, m.index_head, "S", count), again]
         trained = () if self.batch.lora else tuple(back)
-        weightless = (replace(p, backward=tuple(k for k in p.backward if not _of_input(k))) for p in pieces)
-        return [*weightless, LayerPiece("index", tuple(run), trained, saved=4 * chosen)]
+        detached = (
+            replace(p, backward=tuple(k for k in p.backward if not _is_input_grad(k))) for p in pieces
+        )
+        return [*detached, LayerPiece("index", tuple(run), trained, saved=4 * chosen)]
 
     def _sparse_core(self, part: str) -> LayerPiece:
         """Return attention itself: over the tokens in a window and the pooled keys."""
@@ -320,7 +322,7 @@ class RankProducts:
         lse = 4 * tokens * m.heads
         pooled = tokens // POOLED[part] * m.head * e if part in POOLED else 0
         saved = read + pooled + lse + q
-        return LayerPiece("attention", (*runs,), backs, saved=saved, made=q, took=read, dropped=lse)
+        return LayerPiece("attention", (*runs,), backs, saved=saved, output=q, input=read, dropped=lse)
 
     def mix_streams(self, part: Iterable[LayerPiece], number: int) -> list[LayerPiece]:
         """Return the pieces of a part of a layer, with those that mix residual streams for it.
@@ -331,16 +333,16 @@ class RankProducts:
         n, thin = self.model.streams, self.thin
         into, columns = self.model.mix_weights
         product = self.plain(f"mix {number}", into, columns, n * thin).computed_in(WIDE)
-        before = _behind(product, Pass((n + 1) * thin), Pass((3 * n + 1) * thin))
+        before = _add_pass(product, Pass((n + 1) * thin), Pass((3 * n + 1) * thin))
         run, back = Pass((2 * n + 1 - 3) * thin), Pass((3 * n + 2 - 3) * thin)
-        behind = LayerPiece("mix out", (run,), (back,), saved=thin, made=n * thin, took=thin)
-        return [replace(before, made=thin, took=n * thin), *part, behind]
+        behind = LayerPiece("mix out", (run,), (back,), saved=thin, output=n * thin, input=thin)
+        return [replace(before, output=thin, input=n * thin), *part, behind]
 
 
-def _behind(piece: LayerPiece, forward: Pass, backward: Pass) -> LayerPiece:
+def _add_pass(piece: LayerPiece, forward: Pass, backward: Pass) -> LayerPiece:
     """Return a product followed by a pass."""
     return replace(piece, forward=(*piece.forward, forward), backward=(backward, *piece.backward))
 
 
-def _of_input(kernel: Kernel) -> bool:
+def _is_input_grad(kernel: Kernel) -> bool:
     return isinstance(kernel, Product) and kernel.part == "I"

@@ -42,16 +42,16 @@ def recompute_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) ->
     """Return the pieces of a layer as they run if these modules are recomputed."""
     again = {name for module in modules for name in RECOMPUTED[module][0]}
     empty = {name for module in modules for name in RECOMPUTED[module][1]}
-    found = []
+    result = []
     for piece in pieces:
         dropped = piece.saved if piece.name in empty else 0
         if piece.name == "attention":
             dropped = piece.dropped if "core_attn" in modules else 0
-            dropped += piece.took if "mla_up_proj" in modules else 0
+            dropped += piece.input if "mla_up_proj" in modules else 0
         if piece.name == "experts gate" and "moe_act" in modules:
-            dropped = max(dropped, piece.saved - piece.took)  # clamped inputs are recomputed
-        found.append(replace(piece, again=piece.forward if piece.name in again else (), dropped=dropped))
-    return tuple(found)
+            dropped = max(dropped, piece.saved - piece.input)  # clamped inputs are recomputed
+        result.append(replace(piece, again=piece.forward if piece.name in again else (), dropped=dropped))
+    return tuple(result)
 
 
 def keeps_nothing(piece: str, recompute: Recompute | tuple[str, ...]) -> bool:
@@ -62,35 +62,35 @@ def keeps_nothing(piece: str, recompute: Recompute | tuple[str, ...]) -> bool:
 
 
 def recompute_by_op(
-    pieces: Iterable[LayerPiece], apart: Mapping[str, Sequence[int]], t: int
+    pieces: Iterable[LayerPiece], split_widths: Mapping[str, Sequence[int]], t: int
 ) -> list[LayerPiece]:
     """Return the pieces of a layer that keeps only what fused attention and every second product make.
 
-    It also keeps what reduce-scatters over `t` ranks and all-to-alls return. `apart` has the widths of
+    It also keeps what reduce-scatters over `t` ranks and all-to-alls return. `split_widths` has the widths of
     products that are one kernel here and several there. The router and experts always run again.
 
     Source: torchtitan, distributed/activation_checkpoint.py (``SelectiveAC``).
     """
-    found, count = [], 0
+    result, count = [], 0
     for piece in pieces:
-        widths = apart.get(piece.name.removeprefix("shared "), (1,))
+        widths = split_widths.get(piece.name.removeprefix("shared "), (1,))
         counted = any(isinstance(k, Product) and k.part == "F" for k in piece.forward)
         counted &= not piece.name.startswith(("router", "experts"))
         odd = sum(width for n, width in enumerate(widths, count + 1) if n % 2)
         count += len(widths) if counted else 0
         again: list[Kernel] = []
-        kept = piece.made + piece.dropped if any(isinstance(k, Attention) for k in piece.forward) else 0
+        kept = piece.output + piece.dropped if any(isinstance(k, Attention) for k in piece.forward) else 0
         for kernel in piece.forward:
             if isinstance(kernel, Product) and counted:
-                mine = kernel.n * odd // sum(widths)
-                kept += 2 * kernel.m * mine
-                again += [kernel._replace(n=kernel.n - mine)] if mine < kernel.n else []
+                columns = kernel.n * odd // sum(widths)
+                kept += 2 * kernel.m * columns
+                again += [kernel._replace(n=kernel.n - columns)] if columns < kernel.n else []
             elif isinstance(kernel, Collective) and kernel.kind in ("reduce_scatter", "all_to_all"):
                 kept += kernel.nbytes // (t if kernel.kind == "reduce_scatter" else 1)
             elif not isinstance(kernel, Attention):
                 again.append(kernel)
-        found.append(replace(piece, again=tuple(again), kept=kept))
-    return found
+        result.append(replace(piece, again=tuple(again), kept=kept))
+    return result
 
 
 def with_recomputation(
@@ -102,6 +102,6 @@ def with_recomputation(
     if recompute == "full":
         return [replace(piece, again=piece.forward) for piece in pieces]
     if recompute == "selective-op":
-        apart = {"qkv": (model.heads, model.kv_heads, model.kv_heads), "up": (1,) * (1 + model.gated)}
-        return recompute_by_op(pieces, apart, t)
+        split_widths = {"qkv": (model.heads, model.kv_heads, model.kv_heads), "up": (1,) * (1 + model.gated)}
+        return recompute_by_op(pieces, split_widths, t)
     return recompute_modules(pieces, ("core_attn",) if recompute == "selective" else recompute)

@@ -62,7 +62,7 @@ class StepWriter(ABC):
 
     Attributes
     ----------
-    of : Training
+    training : Training
     builder : GraphBuilder
     k : int
         The micro-batch that is being written; -1 after the last one.
@@ -72,27 +72,27 @@ class StepWriter(ABC):
         Resident tensors of the rank that no op has read yet.
     """
 
-    def __init__(self, of: Training) -> None:
-        self.of, self.builder = of, GraphBuilder(of.layout.sharding)
-        self.stage = of.each_stage[0]
+    def __init__(self, training: Training) -> None:
+        self.training, self.builder = training, GraphBuilder(training.layout.sharding)
+        self.stage = training.each_stage[0]
         self.device, self.k = rank_name(0), 0
         self.after: list[int] = []
         self.unread: list[int] = []
-        self.gather_ns, self.scatter_ns = cache(of.gather_ns), cache(of.scatter_ns)
+        self.gather_ns, self.scatter_ns = cache(training.gather_ns), cache(training.scatter_ns)
 
     def hold(self, buffers: int = 0) -> None:
         """Declare the resident tensors of the rank, including `buffers` bytes of buffers."""
-        (plain,) = self.of.buffers(self.of.schedule)
-        held = {**self.of.resident(self.stage), "buffers": plain + buffers}
-        self.unread = resident_tensors(self.builder, [held.get(what, 0) for what in RESIDENT], 0, self.device)
+        (plain,) = self.training.buffers(self.training.schedule)
+        sizes = {**self.training.resident(self.stage), "buffers": plain + buffers}
+        self.unread = resident_tensors(self.builder, [sizes.get(key, 0) for key in RESIDENT], 0, self.device)
 
     def memory(self, unit: CheckpointUnit) -> StageMemory:
         """Return the memory that a micro-batch needs for a unit."""
-        return stage_memory((unit,), selective=self.of.selective)
+        return stage_memory((unit,), selective=self.training.selective)
 
     def waits(self, unit: CheckpointUnit) -> tuple[float, float]:
         """Return a unit's wait for the host, forward and backward: an even share of the stage's."""
-        layers = sum(bool(each.kind) for each in self.stage.units)
+        layers = sum(bool(part.kind) for part in self.stage.units)
         forward, backward = self.stage.forward.host, self.stage.backward.host
         return (forward / layers, backward / layers) if unit.kind else (0.0, 0.0)
 
@@ -103,14 +103,14 @@ class StepWriter(ABC):
         ns: float,
         after: Sequence[Ref],
         phase: str,
-        inside: float = 0.0,
+        exposed: float = 0.0,
         *,
         reads: Sequence[int] = (),
         outputs: Sequence[int] = (0,),
     ) -> int:
         """Write an op of the current micro-batch; `BESIDE` runs on the second stream, `HOST` on the third.
 
-        `inside` is the part of its time that is exposed communication.
+        `exposed` is the part of its time that is exposed communication.
         """
         tensors, self.unread = [*self.unread, *reads], []
         return self.builder.append(
@@ -123,23 +123,23 @@ class StepWriter(ABC):
             device=self.device,
             micro_batch=self.k if self.k >= 0 else None,
             phase=phase,
-            attributes={INSIDE: round_half_up(inside)} if inside else None,
+            attributes={INSIDE: round_half_up(exposed)} if exposed else None,
         )
 
     def slot(
-        self, of: _Block, messages: Sequence[float], after: Sequence[Ref], phase: str, reads: Sequence[int]
+        self, block: _Block, messages: Sequence[float], after: Sequence[Ref], phase: str, reads: Sequence[int]
     ) -> int:
         """Write kernels beside which messages pass; the part of a message that is not hidden slows them."""
-        slower = (1 - self.of.calibration.hiding) * min(of.spent.ns, sum(messages))
-        ns, inside = of.spent.ns + slower, of.spent.exposed + slower
-        return self.op(of.name, of.kind, ns, after, phase, inside, reads=reads, outputs=of.outputs)
+        slower = (1 - self.training.calibration.hiding) * min(block.spent.ns, sum(messages))
+        ns, exposed = block.spent.ns + slower, block.spent.exposed + slower
+        return self.op(block.name, block.kind, ns, after, phase, exposed, reads=reads, outputs=block.outputs)
 
     def gather(self, name: str, elements: int, after: Sequence[Ref], experts: int = 0) -> int:
         """Gather parameters: `elements` of them, and `experts` of experts."""
         wide = elements if name.startswith(ROOT) else 0
-        whole = (self.of.gathered_bytes(elements, wide) + self.of.gathered_bytes(experts),)
+        outputs = (self.training.gathered_bytes(elements, wide) + self.training.gathered_bytes(experts),)
         ns = self.gather_ns(elements, experts, wide)
-        return self.op(f"gather {name}", "all_gather", ns, after, BESIDE, outputs=whole)
+        return self.op(f"gather {name}", "all_gather", ns, after, BESIDE, outputs=outputs)
 
     def reduce(
         self, name: str, elements: int, after: Sequence[Ref], experts: int = 0, **memory: Sequence[int]
@@ -158,11 +158,11 @@ class StepWriter(ABC):
 
     def write(self) -> Graph:
         """Return the ops of a step on one rank, in the order in which its host issues them."""
-        for k in range(self.of.micro_batches):
+        for k in range(self.training.micro_batches):
             self.k = k
             self.micro_batch()
         self.k = UNSET
-        ns = self.of.optimizer_ns(self.stage)
+        ns = self.training.optimizer_ns(self.stage)
         self.finish(self.op("optimizer", "optimizer", ns, self.after, "O"))
         return self.builder.build()
 
@@ -236,7 +236,7 @@ class _FsdpWriter(StepWriter):
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         first, *_, last = (training.timed_part(unit) for unit in self.stage.units)
-        width, held = training.parameter_bytes, (self.memory(first.units[0]), self.memory(last.units[0]))
+        width, memories = training.parameter_bytes, (self.memory(first.units[0]), self.memory(last.units[0]))
         self.parameters: dict[str, tuple[int, int]] = {}
         """Parameters of each module: all but its experts', and its experts'."""
         self.shared = training.groups["eshard"].size > 1
@@ -247,14 +247,14 @@ class _FsdpWriter(StepWriter):
             if unit.boundary:
                 self.layer(unit.name.removeprefix("layer "), unit)
         self.order = _FsdpOrder([*self.parameters])
-        rest = self.stage.parameters - sum(sum(both) for both in self.parameters.values())
-        self.parameters[ROOT] = rest, 0
-        of_head = width * last.parameters, max(held[1].forward, held[1].backward)
-        of_words = width * (rest - last.parameters), _backward(held[0])
+        root = self.stage.parameters - sum(sum(counts) for counts in self.parameters.values())
+        self.parameters[ROOT] = root, 0
+        head_outputs = width * last.parameters, max(memories[1].forward, memories[1].backward)
+        word_outputs = width * (root - last.parameters), _backward(memories[0])
         head = last.forward.plus(last.backward)
-        self.block["F", ROOT] = _Block("embedding", "embedding", first.forward, _forward(held[0]))
-        self.block["head", ROOT] = _Block("head", "head", head, of_head)
-        self.block["B", ROOT] = _Block("embedding gradient", "embedding", first.backward, of_words)
+        self.block["F", ROOT] = _Block("embedding", "embedding", first.forward, _forward(memories[0]))
+        self.block["head", ROOT] = _Block("head", "head", head, head_outputs)
+        self.block["B", ROOT] = _Block("embedding gradient", "embedding", first.backward, word_outputs)
         self.offloaded = [*self.parameters][: training.offload_layers]
         self.windows = _windows([*self.parameters][:-1], len(self.offloaded))
         """The last layer of each window → the number of the window and of the layer copied in it."""
@@ -265,76 +265,74 @@ class _FsdpWriter(StepWriter):
 
     def layer(self, name: str, unit: CheckpointUnit) -> None:
         """Add the blocks of a layer."""
-        of, held = self.of.timed_part(unit), self.memory(unit)
-        there, back = self.waits(unit)
-        self.parameters[name] = of.parameters - of.expert_parameters, of.expert_parameters
-        gathered = of.parameters if self.shared else of.parameters - of.expert_parameters
-        backward = self.of.parameter_bytes * gathered, _backward(held)
-        self.block["F", name] = _Block(f"F{name}", "layer", of.forward.held_up(there), _forward(held))
-        self.block["B", name] = _Block(f"B{name}", "layer", of.backward.held_up(back), backward)
+        part, memory = self.training.timed_part(unit), self.memory(unit)
+        wait, wait_back = self.waits(unit)
+        self.parameters[name] = part.parameters - part.expert_parameters, part.expert_parameters
+        gathered = part.parameters if self.shared else part.parameters - part.expert_parameters
+        backward = self.training.parameter_bytes * gathered, _backward(memory)
+        self.block["F", name] = _Block(f"F{name}", "layer", part.forward.held_up(wait), _forward(memory))
+        self.block["B", name] = _Block(f"B{name}", "layer", part.backward.held_up(wait_back), backward)
 
     def passing(self) -> list[list[float]]:
         """Return the times of the messages that pass beside each block, by block number."""
         issued = self.order.issued
-        found: list[list[float]] = [[] for _ in range(self.order.blocks + 2)]
-        blocks = {
-            number: (place, of) for place, (what, of, number) in enumerate(issued) if what not in _MESSAGES
-        }
-        for place, (what, module, number) in enumerate(issued):
-            follows, whose = blocks.get(number + 1, (0, ""))
-            if what in _MESSAGES and not (place < follows and whose == module):
+        beside: list[list[float]] = [[] for _ in range(self.order.blocks + 2)]
+        blocks = {number: (i, name) for i, (kind, name, number) in enumerate(issued) if kind not in _MESSAGES}
+        for i, (kind, module, number) in enumerate(issued):
+            follows, owner = blocks.get(number + 1, (0, ""))
+            if kind in _MESSAGES and not (i < follows and owner == module):
                 n = self.parameters[module]
                 wide = n[0] if module == ROOT else 0
-                ns = self.gather_ns(*n, wide) if what == "gather" else sum(self.scatter_ns(*n))
-                found[number + 1].append(ns)
-        return found
+                ns = self.gather_ns(*n, wide) if kind == "gather" else sum(self.scatter_ns(*n))
+                beside[number + 1].append(ns)
+        return beside
 
     def micro_batch(self) -> None:
         """Write the forward and backward of a micro-batch."""
-        done, whole, kept = {0: self.before}, dict[str, int](), dict[str, int]()
-        made: dict[str, list[int]] = {}
-        copied, held = dict[int, int](), tuple[int, ...]()
-        for what, module, number in self.order.issued:
+        done, gathered, saved = {0: self.before}, dict[str, int](), dict[str, int]()
+        backwards: dict[str, list[int]] = {}
+        copied, awaited = dict[int, int](), tuple[int, ...]()
+        for action, module, number in self.order.issued:
             n, experts = self.parameters[module]
-            if what == "gather":
-                name = f"{module} again" if module in whole else module
+            if action == "gather":
+                name = f"{module} again" if module in gathered else module
                 op = self.gather(name, n, done[number], experts * self.shared)
-                whole[module] = self.builder.tensor(op)
-            elif what == "scatter":  # after a copy to the type in which gradients are summed
-                reads = [self.builder.tensor(op) for op in made[module]]
-                wider = max(0, self.of.gradient_bytes - self.of.parameter_bytes)
+                gathered[module] = self.builder.tensor(op)
+            elif action == "scatter":  # after a copy to the type in which gradients are summed
+                reads = [self.builder.tensor(op) for op in backwards[module]]
+                wider = max(0, self.training.gradient_bytes - self.training.parameter_bytes)
                 copy = (wider * (n + experts * self.shared),)
-                self.reduce(module, n, made[module][-1:], experts, reads=reads, outputs=copy)
+                self.reduce(module, n, backwards[module][-1:], experts, reads=reads, outputs=copy)
             else:
                 window = self.windows.get(module)
-                if what == "B" and window is not None:
-                    held = (copied[window + 1],) if window + 1 in copied else ()
-                    copied[window] = self.copy("in", window, kept, done[number - 1])
-                reads = [whole[module], *([kept[module]] if what == "B" else [])]
-                phase = "F" if what == "F" else "B"
-                op = self.slot(self.block[what, module], self.beside[number], held, phase, reads)
-                done[number], held = (op,), ()
-                if what == "F":
-                    kept[module] = self.builder.tensor(op) + 2
+                if action == "B" and window is not None:
+                    awaited = (copied[window + 1],) if window + 1 in copied else ()
+                    copied[window] = self.copy("in", window, saved, done[number - 1])
+                reads = [gathered[module], *([saved[module]] if action == "B" else [])]
+                phase = "F" if action == "F" else "B"
+                op = self.slot(self.block[action, module], self.beside[number], awaited, phase, reads)
+                done[number], awaited = (op,), ()
+                if action == "F":
+                    saved[module] = self.builder.tensor(op) + 2
                     following = 0 if module in self.offloaded[:1] else None if window is None else window + 1
                     if following is not None and following < len(self.offloaded):
-                        copied[following] = self.copy("out", following, kept, (op,))
-                    held = () if window is None else (copied[window],)
+                        copied[following] = self.copy("out", following, saved, (op,))
+                    awaited = () if window is None else (copied[window],)
                 else:
-                    made.setdefault(module, []).append(op)
-            if what == "head":  # nothing waits again for what was copied out
+                    backwards.setdefault(module, []).append(op)
+            if action == "head":  # nothing waits again for what was copied out
                 copied = {}
         self.before = done[self.order.blocks]
 
-    def copy(self, way: str, window: int, kept: dict[str, int], after: Sequence[Ref]) -> int:
+    def copy(self, way: str, window: int, saved: dict[str, int], after: Sequence[Ref]) -> int:
         """Copy a layer's saved data to the host, or back."""
         name = self.offloaded[window]
         nbytes = self.block["F", name].outputs[2]
-        ns = self.of.calibration.copy_ns(nbytes)
-        reads, outputs = ([kept[name]], (0,)) if way == "out" else ([], (nbytes,))
+        ns = self.training.calibration.copy_ns(nbytes)
+        reads, outputs = ([saved[name]], (0,)) if way == "out" else ([], (nbytes,))
         op = self.op(f"copy {name} {way}", "copy", ns, after, HOST, reads=reads, outputs=outputs)
         if way == "in":
-            kept[name] = self.builder.tensor(op)
+            saved[name] = self.builder.tensor(op)
         return op
 
 
@@ -346,8 +344,8 @@ def _windows(layers: Sequence[str], offloaded: int) -> dict[str, int]:
     """
     if not offloaded:
         return {}
-    each, more = divmod(len(layers), offloaded)
-    return {layers[each * (i + 1) - 1 + min(i + 1, more)]: i for i in range(offloaded)}
+    size, more = divmod(len(layers), offloaded)
+    return {layers[size * (i + 1) - 1 + min(i + 1, more)]: i for i in range(offloaded)}
 
 
 def _forward(memory: StageMemory) -> tuple[int, int, int, int]:
@@ -387,14 +385,14 @@ _Weights = dict[str, int]
 """Name of a weight -> its elements."""
 
 
-def _runs(of: Training, unit: CheckpointUnit) -> list[tuple[str, _Weights, StagePart]]:
+def _timed_pieces(training: Training, unit: CheckpointUnit) -> list[tuple[str, _Weights, StagePart]]:
     """Return the pieces of a unit, each with its weights (none: it is not a module) and its time."""
-    model, found = of.model, list[tuple[str, _Weights, StagePart]]()
-    words = {"words": -(-model.vocabulary // of.layout.tp) * model.hidden}
+    model, runs = training.model, list[tuple[str, _Weights, StagePart]]()
+    words = {"words": -(-model.vocabulary // training.layout.tp) * model.hidden}
     for k, piece in enumerate(unit.pieces):
         # a recomputed layer enters its modules again, other recomputation runs within the backward
-        alone = replace(piece, again=()) if unit.checkpointed else piece
-        timed = of.timed_part(CheckpointUnit(piece.name, (alone,)))
+        once = replace(piece, again=()) if unit.checkpointed else piece
+        timed = training.timed_part(CheckpointUnit(piece.name, (once,)))
         first = unit.pieces.index(piece)  # a head repeated for a further token has the same weights
         weights = {f"{unit.name}/{first}": timed.parameters} if timed.parameters else {}
         if piece.name == "embedding" or (piece.name == "head" and model.tied):
@@ -402,8 +400,8 @@ def _runs(of: Training, unit: CheckpointUnit) -> list[tuple[str, _Weights, Stage
         if piece.name == "embedding" and model.positions:
             weights = {**words, "positions": model.positions * model.hidden}
         number = f" {k}" if k > first else ""
-        found.append((f"{unit.name} {piece.name}{number}", weights, timed))
-    return found
+        runs.append((f"{unit.name} {piece.name}{number}", weights, timed))
+    return runs
 
 
 class _Visit(NamedTuple):
@@ -416,18 +414,18 @@ class _Visit(NamedTuple):
     unit: CheckpointUnit
 
 
-def _visits(of: Training, waits: Callable[[CheckpointUnit], tuple[float, float]]) -> list[_Visit]:
+def _visits(training: Training, waits: Callable[[CheckpointUnit], tuple[float, float]]) -> list[_Visit]:
     """Return a micro-batch's visits in order; the host waits of a unit (`waits`) precede its first run."""
-    found: list[_Visit] = []
+    visits: list[_Visit] = []
 
     def visit(visited: _Visit) -> None:
         """Add a visit; a piece that is not a module runs with the one before."""
-        if found and not visited.weights and visited.phase == found[-1].phase:
-            found[-1] = found[-1]._replace(spent=found[-1].spent.plus(visited.spent))
+        if visits and not visited.weights and visited.phase == visits[-1].phase:
+            visits[-1] = visits[-1]._replace(spent=visits[-1].spent.plus(visited.spent))
         else:
-            found.append(visited)
+            visits.append(visited)
 
-    units = [(unit, _runs(of, unit), waits(unit)) for unit in of.each_stage[0].units]
+    units = [(unit, _timed_pieces(training, unit), waits(unit)) for unit in training.each_stage[0].units]
     for unit, runs, (wait, _) in units:
         for name, weights, timed in runs:
             visit(_Visit(name, weights, timed.forward.held_up(wait), "F", unit))
@@ -435,23 +433,23 @@ def _visits(of: Training, waits: Callable[[CheckpointUnit], tuple[float, float]]
     for unit, runs, (_, wait) in reversed(units):
         if unit.checkpointed:
             for (name, weights, _), piece in zip(runs, unit.pieces, strict=True):
-                visit(_Visit(f"{name} again", weights, of.time_by_kind(piece.again), "R", unit))
+                visit(_Visit(f"{name} again", weights, training.time_by_kind(piece.again), "R", unit))
         for name, weights, timed in reversed(runs):
             visit(_Visit(f"{name} back", weights, timed.backward.held_up(wait), "B", unit))
             wait = 0.0
-    return found
+    return visits
 
 
 class _ZeroThreeWriter(StepWriter):
-    def __init__(self, of: Training) -> None:
-        super().__init__(of)
-        self.visits = _visits(of, self.waits)
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self.visits = _visits(training, self.waits)
         modules, limits = [visit.weights for visit in self.visits if visit.weights], Limits()
         weights = {name: size for row in modules for name, size in row.items()}
         self.coordinator = Coordinator([[*row] for row in modules], weights, limits)
         self.rest = self.stage.parameters - sum(weights.values())
         self.stays = self.rest + sum(size for size in weights.values() if size <= limits.persistence)
-        self.last = {each: at for at, visit in enumerate(self.visits) for each in visit.weights}
+        self.last = {weight: number for number, visit in enumerate(self.visits) for weight in visit.weights}
         """Weight → the visit after which its gradient is complete."""
         self.handle: dict[str, int] = {}
         self.computed: tuple[Ref, ...] = (("gather what stays.-1", 1),)
@@ -460,35 +458,35 @@ class _ZeroThreeWriter(StepWriter):
         self.held = {visit.unit: self.memory(visit.unit) for visit in self.visits}
         self.forward_of: dict[str, int] = {}
         """Unit → the op that keeps what its backward in this micro-batch needs."""
-        buckets = 2 * of.gradient_bytes * max(_REDUCE_BUCKET, *weights.values())
-        self.hold(of.parameter_bytes * self.stays + buckets)
+        buckets = 2 * training.gradient_bytes * max(_REDUCE_BUCKET, *weights.values())
+        self.hold(training.parameter_bytes * self.stays + buckets)
 
     def finish(self, optimizer: int) -> None:
         self.op("gather what stays", "all_gather", self.gather_ns(self.stays), (optimizer,), BESIDE)
 
     def micro_batch(self) -> None:
         self.coordinator.reset()
-        held, self.forward_of = self.rest, {}
-        for at, visit in enumerate(self.visits):
+        pending, self.forward_of = self.rest, {}
+        for number, visit in enumerate(self.visits):
             arrived, ahead_ns = self.enter(visit) if visit.weights else ((), 0.0)
             messages = (ahead_ns, self.reducing)
             self.reducing = 0.0
             self.computed = (self.visit(visit, messages, (*self.computed, *arrived)),)
             if not visit.weights:
                 continue
-            ready = [size for each, size in visit.weights.items() if self.last[each] == at]
+            ready = [size for weight, size in visit.weights.items() if self.last[weight] == number]
             for size in ready if visit.phase == "B" else []:
-                if held + size > _REDUCE_BUCKET and held:
-                    self.scatter(held)
-                    held = 0
-                held += size
+                if pending + size > _REDUCE_BUCKET and pending:
+                    self.scatter(pending)
+                    pending = 0
+                pending += size
             self.coordinator.release([*visit.weights])
-        self.scatter(held)
+        self.scatter(pending)
 
     def visit(self, visit: _Visit, messages: Sequence[float], after: Sequence[Ref]) -> int:
         """Write a visit; what its forward keeps for a unit stays until the unit's backward is over."""
         unit, memory = visit.unit.name, self.held[visit.unit]
-        gathers = (self.handle[each] for each in visit.weights if each in self.handle)
+        gathers = (self.handle[weight] for weight in visit.weights if weight in self.handle)
         reads = [self.builder.tensor(op) for op in dict.fromkeys(gathers)]
         outputs: tuple[int, ...] = (0, _backward(memory))
         if visit.phase != "F":
@@ -504,16 +502,16 @@ class _ZeroThreeWriter(StepWriter):
 
     def enter(self, visit: _Visit) -> tuple[tuple[int, ...], float]:
         """Gather and wait; return the ops that the module waits for, and the time of the gather ahead."""
-        found = self.coordinator.fetch()
-        self.launch(found.missing, visit, self.computed)
+        fetched = self.coordinator.fetch()
+        self.launch(fetched.missing, visit, self.computed)
         arrived = []
-        for together in found.arrived:
-            elements = sum(map(self.coordinator.elements.__getitem__, together))
-            ns = self.of.calibration.pass_ns(2 * self.of.parameter_bytes * elements)
-            after = (self.handle[together[0]],)
-            name = f"parts of {together[0]} for {visit.name}"
+        for group in fetched.arrived:
+            elements = sum(map(self.coordinator.elements.__getitem__, group))
+            ns = self.training.calibration.pass_ns(2 * self.training.parameter_bytes * elements)
+            after = (self.handle[group[0]],)
+            name = f"parts of {group[0]} for {visit.name}"
             arrived.append(self.op(name, "concat", ns, after, BESIDE, ns))  # counts as part of the gather
-        return tuple(arrived), self.launch(found.ahead, visit, (*self.computed, *arrived))
+        return tuple(arrived), self.launch(fetched.ahead, visit, (*self.computed, *arrived))
 
     def launch(self, weights: Sequence[str], visit: _Visit, idle: Sequence[Ref]) -> float:
         """Launch one gather once the device is idle after these ops; return how long it takes."""
@@ -545,11 +543,11 @@ def step_graph(training: Training, schedule: Schedule) -> tuple[Graph, Machine]:
     machine = plain_machine(schedule.ranks, training.send_ns, pairs=pairs, streams=1 + around.own_stream)
     names = [device.name for device in machine.devices]
     graph = pipeline_graph(schedule, training.pipeline_stages, names, around=around)
-    taken = training.calibration.communication_sms if around.own_stream else 0.0
-    return (_add_contention(graph, machine, taken) if taken else graph), machine
+    sm_share = training.calibration.communication_sms if around.own_stream else 0.0
+    return (_add_contention(graph, machine, sm_share) if sm_share else graph), machine
 
 
-def _add_contention(graph: Graph, machine: Machine, taken: float) -> Graph:
+def _add_contention(graph: Graph, machine: Machine, sm_share: float) -> Graph:
     """Return the ops of a step, lengthened by the SMs that messages beside them take.
 
     A run without this effect gives the time for which messages are beside each op.
@@ -560,11 +558,11 @@ def _add_contention(graph: Graph, machine: Machine, taken: float) -> Graph:
     messages = union(start[sent], end[sent], trace.device[sent])
     beside = Cover(messages, trace.makespan_ns).between(start, end, trace.device)
     slower = np.zeros(len(graph), np.int64)
-    slower[op] = np.where(sent, 0, np.rint(taken * beside).astype(np.int64))
-    shown = (graph.column(INSIDE) + slower).tolist()
+    slower[op] = np.where(sent, 0, np.rint(sm_share * beside).astype(np.int64))
+    exposed = (graph.column(INSIDE) + slower).tolist()
     attributes = dict(graph.attributes)
-    for at in np.flatnonzero(slower).tolist():
-        attributes[at] = {**attributes.get(at, {}), INSIDE: shown[at]}
+    for number in np.flatnonzero(slower).tolist():
+        attributes[number] = {**attributes.get(number, {}), INSIDE: exposed[number]}
     return replace(graph, duration_ns=graph.duration_ns + slower, attributes=attributes)
 
 

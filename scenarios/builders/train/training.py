@@ -61,8 +61,8 @@ GROUPS: Final = ("tp", "cp", "pp", "dp", "dp_cp", "ep", "edp", "shard", "replica
 
 FULL_ITERATION: Final = "full-iteration"
 
-_OF_A_BIAS: Final = 8 / 13
-"""Launches of an expert's biases (`RankWork._biases_of_experts`) / those of its products and casts."""
+_BIAS_LAUNCHES: Final = 8 / 13
+"""Launches of an expert's biases (`RankWork._expert_biases`) / those of its products and casts."""
 
 
 @lru_cache(maxsize=64)
@@ -143,39 +143,39 @@ class Training(RankOptions):
         replicas = self.layout.dp
         uneven = self.batch % (replicas * self.micro_batch)
         batches = f"{format_count(replicas, 'replica')} in micro-batches of {self.micro_batch}"
-        why = f"a global batch of {self.batch} cannot be shared by {batches}"
-        refuse_misfit(uneven, "dp·micro_batch does not divide the global batch", why)
+        reason = f"a global batch of {self.batch} cannot be shared by {batches}"
+        refuse_misfit(uneven, "dp·micro_batch does not divide the global batch", reason)
         stages, layers = len(self.partition), sum(self.partition)
         other = self.partition and (layers, stages) != (self.model.layers, self.stages)
-        there = f"there are {self.stages} of {self.model.layers}"
-        why = f"partition has {format_count(stages, 'stage')} of {format_count(layers, 'layer')}, and {there}"
-        refuse_misfit(other, "partition has other stages or layers", why)
-        given = f"{len(self.packed)} sequences have {sum(self.packed)} tokens"
-        why = f"packed: {given}, and a sample has {self.sequence}"
+        reason = f"partition has {format_count(stages, 'stage')} of {format_count(layers, 'layer')}, "
+        reason += f"and there are {self.stages} of {self.model.layers}"
+        refuse_misfit(other, "partition has other stages or layers", reason)
+        packed = f"{len(self.packed)} sequences have {sum(self.packed)} tokens"
+        reason = f"packed: {packed}, and a sample has {self.sequence}"
         unfilled = self.packed and sum(self.packed) != self.sequence
-        refuse_misfit(unfilled, "packed sequences do not fill a sample", why)
-        why = f"sharding: {self.layout.sharding} is for training all of them"
-        why = f"lora: frozen weights are not known to be gathered; {why}"
-        refuse_misfit(self.lora and self.parameters_apart, "adapters with parameters apart", why)
+        refuse_misfit(unfilled, "packed sequences do not fill a sample", reason)
+        reason = f"sharding: {self.layout.sharding} is for training all of them"
+        reason = f"lora: frozen weights are not known to be gathered; {reason}"
+        refuse_misfit(self.lora and self.parameters_apart, "adapters with parameters apart", reason)
         if self.offload_layers:
             self._check_offload()
         idle = [module for module in self.offload if keeps_nothing(OFFLOADED[module], self.recompute)]
-        why = f"offload: {', '.join(idle)} has no effect: recompute keeps nothing that could be offloaded"
-        refuse_misfit(idle, "offloaded modules that are recomputed", why)
-        why = f"{format_count(self.model.layers, 'layer')} cannot be shared by {self.stages} stages"
+        reason = f"offload: {', '.join(idle)} has no effect: recompute keeps nothing that could be offloaded"
+        refuse_misfit(idle, "offloaded modules that are recomputed", reason)
+        reason = f"{format_count(self.model.layers, 'layer')} cannot be shared by {self.stages} stages"
         many = self.stages > self.model.layers + 2  # the first and the last may have no layers
-        refuse_misfit(many, "more stages than layers", why)
+        refuse_misfit(many, "more stages than layers", reason)
 
     def _check_offload(self) -> None:
         """Raise if Megatron-LM would refuse to offload, or if the step's layers are not separate ops."""
-        why = ""
+        reason = ""
         if not (self.layout.sharding == "fsdp" and self.parameters_apart):
-            why = "needs sharding: fsdp and no pipeline, where each layer is gathered and run by itself"
+            reason = "needs sharding: fsdp and no pipeline, where each layer is gathered and run by itself"
         elif self.recompute != "none":
-            why = "needs recompute: none (Megatron-LM takes one of the two)"
+            reason = "needs recompute: none (Megatron-LM takes one of the two)"
         elif self.offload_layers >= self.model.layers:
-            why = f"should be fewer than the model's {format_count(self.model.layers, 'layer')}"
-        refuse_misfit(why, "offloaded layers with what excludes them", f"offload: {why}")
+            reason = f"should be fewer than the model's {format_count(self.model.layers, 'layer')}"
+        refuse_misfit(reason, "offloaded layers with what excludes them", f"offload: {reason}")
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -211,10 +211,10 @@ class Training(RankOptions):
         Frozen weights have no gradient; their adapters have.
         """
         counts = self.sequences(self.batch, self.sequence).items()
-        own = sum(self.model.flops(count, tokens) for tokens, count in counts)
+        flops = sum(self.model.flops(count, tokens) for tokens, count in counts)
         if not self.lora:
-            return own
-        return own - self.model.product_flops(self.tokens) + 6 * self.tokens * self.adapter_parameters
+            return flops
+        return flops - self.model.product_flops(self.tokens) + 6 * self.tokens * self.adapter_parameters
 
     @property
     def adapter_parameters(self) -> int:
@@ -226,14 +226,14 @@ class Training(RankOptions):
         """Layers of each stage."""
         if self.partition:
             return self.partition
-        most, last = -(-self.model.layers // self.stages), self.stages - 1
-        less = [last, *range(last)][: most * self.stages - self.model.layers]
-        return tuple(most - 1 if s in less else most for s in range(self.stages))
+        largest, last = -(-self.model.layers // self.stages), self.stages - 1
+        less = [last, *range(last)][: largest * self.stages - self.model.layers]
+        return tuple(largest - 1 if s in less else largest for s in range(self.stages))
 
     @cached_property
     def work(self) -> RankWork:
         """The pieces of the model on one rank."""
-        options = {each.name: getattr(self, each.name) for each in fields(RankOptions)}
+        options = {option.name: getattr(self, option.name) for option in fields(RankOptions)}
         batch = ReplicaBatch(self.micro_batch, self.sequence, kept=self.calibration.kept_width(), **options)
         return RankWork(self.model, self.layout, batch)
 
@@ -260,11 +260,11 @@ class Training(RankOptions):
                 spent["attention" if kernel.part == "S" else "products"] += ns
             else:
                 spent["attention" if isinstance(kernel, Attention | Scan) else "passes"] += ns
-        for each in kernels:
-            if isinstance(each, Collective):
-                whole, exposed = self.calibration.exposed_ns(each, self.groups[each.group])
+        for message in kernels:
+            if isinstance(message, Collective):
+                total_ns, exposed = self.calibration.exposed_ns(message, self.groups[message.group])
                 spent["exposed"] += exposed
-                spent["hidden"] += whole - exposed
+                spent["hidden"] += total_ns - exposed
         return Spent(**spent)
 
     def _units(self, stage: int) -> list[CheckpointUnit]:
@@ -279,9 +279,9 @@ class Training(RankOptions):
         if words and stage == self.stages - 1:
             for i in range(self.model.layers, self.model.layers + self.model.predicted):
                 kind = self.model.kind(i)
-                of = self.dtypes.get("predicted", "")
+                dtype = self.dtypes.get("predicted", "")
                 joined = self._with_recomputation(self.work.predicting())
-                pieces = (*(piece.computed_in(of) for piece in joined), *self._in(of, kind))
+                pieces = (*(piece.computed_in(dtype) for piece in joined), *self._pieces_in(dtype, kind))
                 units.append(self._layer_unit(i, pieces))
             units.append(CheckpointUnit("head", (*self.work.head(),) * (1 + self.model.predicted)))
         return units
@@ -297,18 +297,19 @@ class Training(RankOptions):
     def _layer(self, kind: str, *, wide: bool) -> tuple[LayerPiece, ...]:
         """Return the pieces of a layer, each in the product type of its module."""
         if wide or not self.dtypes:
-            return self._in(WIDE if wide else "", kind)
-        own = {piece: dtype for name, dtype in self.dtypes.items() for piece in MODULES.get(name, ())}
-        return tuple(self._in(own.get(piece.name, ""), kind)[n] for n, piece in enumerate(self._in("", kind)))
+            return self._pieces_in(WIDE if wide else "", kind)
+        dtypes = {piece: dtype for name, dtype in self.dtypes.items() for piece in MODULES.get(name, ())}
+        plain = enumerate(self._pieces_in("", kind))
+        return tuple(self._pieces_in(dtypes.get(piece.name, ""), kind)[n] for n, piece in plain)
 
-    def _in(self, dtype: str, kind: str) -> tuple[LayerPiece, ...]:
+    def _pieces_in(self, dtype: str, kind: str) -> tuple[LayerPiece, ...]:
         """Return the pieces of a layer with all products in the given type."""
         if (kind, dtype) not in self._layers_made:
             batch = replace(self.work.batch, kept=self.calibration.kept_width(dtype))
             work = RankWork(self.model, self.layout, batch) if dtype else self.work
             pieces = self._with_recomputation(work.layer(kind))
             pieces = offload_modules(pieces, self.offload) if self.offload else pieces
-            self._layers_made[kind, dtype] = tuple(each.computed_in(dtype) for each in pieces)
+            self._layers_made[kind, dtype] = tuple(piece.computed_in(dtype) for piece in pieces)
         return self._layers_made[kind, dtype]
 
     @cached_property
@@ -326,28 +327,28 @@ class Training(RankOptions):
         table = -(-self.model.vocabulary // self.layout.tp) * self.model.hidden
         first = s == 0 and not (self.model.tied and self.stages == 1)  # otherwise the head has them
         last = s == self.stages - 1
-        parameters = sum(of.parameters for of in timed)
+        parameters = sum(part.parameters for part in timed)
         parameters += table if first else 0
         parameters += self.model.positions * self.model.hidden if s == 0 else 0
         if last and self.model.vocabulary:
             parameters += self.model.hidden * (1 + self.model.biases)
-        whole = StagePart(
+        stage = StagePart(
             tuple(units),
             parameters,
-            sum(of.expert_parameters for of in timed),
-            reduce(Spent.plus, (of.forward for of in timed), Spent()),
-            reduce(Spent.plus, (of.input_grad for of in timed), Spent()),
-            reduce(Spent.plus, (of.weight_grad for of in timed), Spent()),
-            sum(of.adapters for of in timed),
+            sum(part.expert_parameters for part in timed),
+            reduce(Spent.plus, (part.forward for part in timed), Spent()),
+            reduce(Spent.plus, (part.input_grad for part in timed), Spent()),
+            reduce(Spent.plus, (part.weight_grad for part in timed), Spent()),
+            sum(part.adapters for part in timed),
             table * sum((first, last)),
         )
-        whole = self._add_launches(whole)
+        stage = self._add_launches(stage)
         if not self.reduces_each:
-            return whole
-        ns, _ = self.reduce_ns(whole)
-        hidden = self.calibration.hiding * min(ns, whole.backward.ns) if self.overlap else 0.0
-        reduced = whole.weight_grad.plus(Spent(exposed=ns - hidden, hidden=hidden))
-        return whole._replace(weight_grad=reduced)
+            return stage
+        ns, _ = self.reduce_ns(stage)
+        hidden = self.calibration.hiding * min(ns, stage.backward.ns) if self.overlap else 0.0
+        reduced = stage.weight_grad.plus(Spent(exposed=ns - hidden, hidden=hidden))
+        return stage._replace(weight_grad=reduced)
 
     def _add_launches(self, stage: StagePart) -> StagePart:
         """Return a stage with its GPU's waits for the host; a third of the launches are the forward's.
@@ -361,14 +362,14 @@ class Training(RankOptions):
             return stage
         factor = host.factor if self.expert_overlap else 1.0
         scopes = [GRAPHED[letter] for kind in kinds for letter in kind]
-        launched = sum(sum(each not in graphs for each in of) / len(of) for of in scopes)
+        launched = sum(sum(scope not in graphs for scope in part) / len(part) for part in scopes)
         eager = launched * host.issue_cost * factor
-        held = self.model.experts // self.layout.ep
-        one = host.experts * (1 + _OF_A_BIAS * self.model.biases)
-        shown = sum("E" in kind for kind in kinds) * held * one * factor
+        experts = self.model.experts // self.layout.ep
+        per_expert = host.experts * (1 + _BIAS_LAUNCHES * self.model.biases)
+        exposed = sum("E" in kind for kind in kinds) * experts * per_expert * factor
         forward, backward = (
-            share * shown + max(0.0, share * eager - of.ns)
-            for share, of in ((1 / 3, stage.forward), (2 / 3, stage.backward))
+            share * exposed + max(0.0, share * eager - part.ns)
+            for share, part in ((1 / 3, stage.forward), (2 / 3, stage.backward))
         )
         return stage._replace(
             forward=stage.forward.held_up(forward), input_grad=stage.input_grad.held_up(backward)
@@ -376,33 +377,33 @@ class Training(RankOptions):
 
     def timed_part(self, unit: CheckpointUnit) -> StagePart:
         """Return the parameters of a unit, and its time by kind."""
-        found = self._timed.get(unit.pieces)
-        if found is None:
+        part = self._timed.get(unit.pieces)
+        if part is None:
             forward = [kernel for piece in unit.pieces for kernel in piece.forward]
             backward = [kernel for piece in unit.pieces for kernel in piece.backward]
             of_weights = [k for k in backward if isinstance(k, Product) and k.part == "W"]
             others = [k for k in backward if not (isinstance(k, Product) and k.part == "W")]
             # neither a head repeated for a further token nor a block of a product has weights of its own
-            own = dict.fromkeys(
+            products = dict.fromkeys(
                 (p, k) for p in unit.pieces for k in p.forward if isinstance(k, Product) and k.part == "F"
             )
-            parameters = sum(k.groups * k.k * k.n for _, k in own)
+            parameters = sum(k.groups * k.k * k.n for _, k in products)
             if unit.boundary:  # a layer: its norms, and a bias per product
                 parameters += self.model.norm_parameters(unit.kind)
-                parameters += sum(k.n for p, k in own if not p.adapts) if self.model.biases else 0
+                parameters += sum(k.n for p, k in products if not p.adapts) if self.model.biases else 0
             weights, copy = self.time_by_kind(of_weights), self._copy_ns(unit)
             run_again = self.time_by_kind([kernel for piece in unit.pieces for kernel in piece.again])
-            found = StagePart(
+            part = StagePart(
                 (unit,),
                 parameters,
-                sum(k.groups * k.k * k.n for p, k in own if p.name.startswith("experts")),
+                sum(k.groups * k.k * k.n for p, k in products if p.name.startswith("experts")),
                 self.time_by_kind(forward).beside(copy),
                 self.time_by_kind(others).plus(run_again).beside(copy - weights.ns),
                 weights,
-                sum(k.groups * k.k * k.n for p, k in own if p.adapts),
+                sum(k.groups * k.k * k.n for p, k in products if p.adapts),
             )
-            self._timed[unit.pieces] = found
-        return found
+            self._timed[unit.pieces] = part
+        return part
 
     def _copy_ns(self, unit: CheckpointUnit) -> float:
         """Return the time to copy a unit's offloaded data to the host, one way."""
@@ -430,9 +431,9 @@ class Training(RankOptions):
 
     def share(self, stage: StagePart) -> int:
         """Return how many of a stage's parameters the optimizer of a rank updates."""
-        by, by_experts = self.shared_by
+        ranks, expert_ranks = self.shared_by
         dense, experts = self.count_trained(stage)
-        return -(-dense // by) + -(-experts // by_experts)
+        return -(-dense // ranks) + -(-experts // expert_ranks)
 
     def reduce_ns(self, stage: StagePart) -> tuple[float, float]:
         """Return the time to reduce the gradients of a stage, and to gather its parameters."""
@@ -453,8 +454,8 @@ class Training(RankOptions):
 
     def gather_ns(self, parameters: int, experts: int = 0, wide: int = 0) -> float:
         """Return the time to gather sharded parameters, and experts' over the ranks that share them."""
-        both = ((self.gathered_bytes(parameters, wide), "shard"), (self.gathered_bytes(experts), "eshard"))
-        return sum(self.calibration.collective_ns("all_gather", n, self.groups[name]) for n, name in both)
+        parts = ((self.gathered_bytes(parameters, wide), "shard"), (self.gathered_bytes(experts), "eshard"))
+        return sum(self.calibration.collective_ns("all_gather", n, self.groups[name]) for n, name in parts)
 
     def scatter_ns(self, parameters: int, experts: int = 0) -> tuple[float, float]:
         """Return the time to scatter gradients, and to sum them over replicas of the shards."""
@@ -506,14 +507,14 @@ class Training(RankOptions):
     @cached_property
     def pipeline_stages(self) -> list[PipelineStage]:
         """The stages in the form that a pipeline uses."""
-        both = zip(self.each_stage, self.memory_of_stages, strict=True)
-        return [self._pipeline_stage(s, *of) for s, of in enumerate(both)]
+        pairs = zip(self.each_stage, self.memory_of_stages, strict=True)
+        return [self._pipeline_stage(s, *pair) for s, pair in enumerate(pairs)]
 
     def _pipeline_stage(self, s: int, stage: StagePart, memory: StageMemory) -> PipelineStage:
         parts = ("forward", "input_grad", "weight_grad")
         times, exposed = (
-            StageTimes(**{part: round_half_up(getattr(getattr(stage, part), what)) for part in parts})
-            for what in ("ns", "exposed")
+            StageTimes(**{part: round_half_up(getattr(getattr(stage, part), kind)) for part in parts})
+            for kind in ("ns", "exposed")
         )
         held, sent = self.resident(stage), self.work.carried
         gradients = sent * sum((s > 0, s < self.stages - 1))  # received and sent on by a backward
@@ -537,14 +538,14 @@ class Training(RankOptions):
         reduced = [self.reduce_ns(stage) for stage in self.each_stage]
         scatters = [0 if self.reduces_each else round_half_up(scatter) for scatter, _ in reduced]
         gathers = [] if layout.sharding == "none" else [round_half_up(gather) for _, gather in reduced]
-        alone = not any(sum(both) for both in reduced)
+        single = not any(sum(times) for times in reduced)
         everybody = RankGroup(layout.ranks, -(-layout.ranks // layout.node))
         buckets = layout.buckets(sum(self.count_trained(first)), len(first.units)) if self.overlap else 1
         return Around(
             optimizer_ns=tuple(round_half_up(self.optimizer_ns(stage)) for stage in self.each_stage),
             synchronisation_ns=round_half_up(self.calibration.collective_ns("all_reduce", 4, everybody)),
-            all_reduce_ns=() if alone else tuple(scatters),
-            all_gather_ns=() if alone else tuple(gathers),
+            all_reduce_ns=() if single else tuple(scatters),
+            all_gather_ns=() if single else tuple(gathers),
             overlap=self.overlap,
             buckets=buckets,
         )
@@ -559,22 +560,22 @@ class Training(RankOptions):
     def gradients_held(self, stage: StagePart) -> int:
         """Return for how many parameters a rank keeps gradients until its optimizer step."""
         apart = self.layout.sharding == "zero-2" or self.parameters_apart
-        return self.share(stage) + self._whole(stage) if apart else sum(self.count_trained(stage))
+        return self.share(stage) + self._unshared_experts(stage) if apart else sum(self.count_trained(stage))
 
-    def _whole(self, stage: StagePart) -> int:
+    def _unshared_experts(self, stage: StagePart) -> int:
         """Return the expert parameters that no other rank of a copy has: they stay whole."""
-        alone = self.layout.sharding == "fsdp" and self.groups["eshard"].size == 1
-        return stage.expert_parameters if alone and self.parameters_apart else 0
+        unshared = self.layout.sharding == "fsdp" and self.groups["eshard"].size == 1
+        return stage.expert_parameters if unshared and self.parameters_apart else 0
 
     def resident(self, stage: StagePart) -> dict[str, int]:
         """Return the resident bytes of a stage on a rank."""
         p, share = stage.parameters, self.share(stage)
-        held = share if self.parameters_apart else p
+        parameters = share if self.parameters_apart else p
         if self.parameters_apart and self.layout.sharding == "fsdp":
             # parameters gathered in 16 bits are cast from the fp32 copy, which counts as optimizer state here
-            held = self._whole(stage)
+            parameters = self._unshared_experts(stage)
         return {
-            "parameters": self.parameter_bytes * held,
+            "parameters": self.parameter_bytes * parameters,
             "gradients": self.gradient_bytes * self.gradients_held(stage),
             "optimizer state": self.optimizer_state * share,
         }
