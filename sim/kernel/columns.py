@@ -135,7 +135,7 @@ TOO_LONG: Final = "the run may last longer than 64 bits can count"
 _LATEST: Final = 2.0**61
 """Times stay below this, in ns: the kernel counts in 64 bits, sometimes in half nanoseconds."""
 
-_MOST: Final = 2**31 - 1
+_MAX_COUNT: Final = 2**31 - 1
 """Numbers of tasks, and of edges, stay below this."""
 
 _NARROW: Final = (
@@ -153,7 +153,7 @@ _COUNTERS: Final = """now round something n_touched n_asked n_events n_ended n_p
 
 def obstacle(job: Job, *, memory: object = None, observers: Iterable[Any] = ()) -> str | None:
     """Return the first obstacle to running a job on the kernel, in words; None: there is none."""
-    return next((why for stands, why in _obstacles(job, memory, observers) if stands), None)
+    return next((reason for stands, reason in _obstacles(job, memory, observers) if stands), None)
 
 
 def _obstacles(job: Job, memory: object, observers: Iterable[Any]) -> Iterator[tuple[bool, str]]:
@@ -168,8 +168,8 @@ def _obstacles(job: Job, memory: object, observers: Iterable[Any]) -> Iterator[t
     grouped = job.collectives is not None and bool((job.collectives.group != UNSET).any())
     yield grouped, "sends and recvs are grouped"
     yield bool(job.carried.any()), "collectives go over the links message by message"
-    own = memory is not None and not isinstance(memory, MemoryAfterwards)
-    yield own, "the memory of the run is of your own"
+    custom = memory is not None and not isinstance(memory, MemoryAfterwards)
+    yield custom, "the memory of the run is of your own"
     yield any(True for _ in observers), "an observer watches the run"
     records = job.record_ns is not None and bool(job.record_ns.any())
     yield records, "recording an event takes a host time after the launch"
@@ -181,9 +181,9 @@ def _obstacles(job: Job, memory: object, observers: Iterable[Any]) -> Iterator[t
         shares = device.processor is not None and not isinstance(device.processor, ProcessorInColumns)
         yield shares, f"the tasks of {device.name} share its cores, SMs or bandwidth"
     yield _longest_ns(job) > _LATEST, TOO_LONG
-    each = len(graph) + 2 * len(graph.edges.producer)  # with transfers
-    most = each * (job.iterations + 1) + int(machine.first_stream[-1])
-    yield most > _MOST, "the run may have more tasks than 32 bits can count"
+    nodes = len(graph) + 2 * len(graph.edges.producer)  # with transfers
+    tasks = nodes * (job.iterations + 1) + int(machine.first_stream[-1])
+    yield tasks > _MAX_COUNT, "the run may have more tasks than 32 bits can count"
 
 
 def _longest_ns(job: Job) -> float:
@@ -193,8 +193,8 @@ def _longest_ns(job: Job) -> float:
     if job.noisy_ns is not None:
         ns = job.noisy_ns.astype(float).sum()
     ns += max(job.graph.attribute("release").values(), default=0)
-    each = max(float(d.launch_latency_ns) + d.gap_ns + d.event_ns for d in devices)
-    return float(ns + (issue_costs_ns(job).astype(float).sum() + each * len(job.graph)) * job.iterations)
+    extra = max(float(d.launch_latency_ns) + d.gap_ns + d.event_ns for d in devices)
+    return float(ns + (issue_costs_ns(job).astype(float).sum() + extra * len(job.graph)) * job.iterations)
 
 
 def routes_of(job: Job, flow: Flow) -> RouteColumns | str | None:
@@ -216,56 +216,56 @@ def routes_of(job: Job, flow: Flow) -> RouteColumns | str | None:
 
 def shared_of(job: Job) -> list[Shared] | str:
     """Return the shared resource of each device's tasks (or None), or why the kernel cannot simulate it."""
-    out, longest_ns = list[Shared](), _longest_ns(job)
+    shared, longest_ns = list[Shared](), _longest_ns(job)
     for device in job.machine.devices:
         processor: object = device.processor
         if not isinstance(processor, ProcessorInColumns):
-            out.append(None)  # no processor: `obstacle` refuses those that are not in columns
+            shared.append(None)  # no processor: `obstacle` refuses those that are not in columns
             continue
         columns_of = partial(processor.columns, device, job)
-        found = job.once(("shared", device.name), columns_of)
-        if isinstance(found, str):
-            return found
-        if isinstance(found, SharedCores) and job.meets[found.op].any():
+        description = job.once(("shared", device.name), columns_of)
+        if isinstance(description, str):
+            return description
+        if isinstance(description, SharedCores) and job.meets[description.op].any():
             return f"collectives wait for cores of {device.name}"
-        if isinstance(found, SharedSms) and longest_ns * _most(found) > _LATEST:
+        if isinstance(description, SharedSms) and longest_ns * _largest_factor(description) > _LATEST:
             return f"blocks on {device.name} may need longer numbers than 64 bits"
-        out.append(found)
-    return out
+        shared.append(description)
+    return shared
 
 
-def _most(sms: SharedSms) -> int:
+def _largest_factor(sms: SharedSms) -> int:
     """Return the greatest number by which the kernel multiplies times."""
     return int(max(*sms.sms, sms.loads.max(initial=1), sms.waves.max(initial=1)))
 
 
 def _cores(flow: Flow, shared: Sequence[Shared]) -> Columns:
     """Return the cores of the devices that count them, and the need of each op."""
-    free, counts = np.zeros(len(shared), np.int64), any(isinstance(of, SharedCores) for of in shared)
+    free, counts = np.zeros(len(shared), np.int64), any(isinstance(use, SharedCores) for use in shared)
     cores = np.zeros(flow.n_nodes if counts else 1, np.int64)
-    for d, of in enumerate(shared):
-        if isinstance(of, SharedCores):
-            free[d], cores[of.op] = of.cores, of.need
+    for d, use in enumerate(shared):
+        if isinstance(use, SharedCores):
+            free[d], cores[use.op] = use.cores, use.need
     return {"n_devices": len(shared), "counts_cores": counts, "cores": cores, "free_cores": free}
 
 
 def sms_of(job: Job, shared: Sequence[Shared]) -> tuple[list[int], IntArray, IntArray]:
     """Return the number of SMs of each partition, over all devices, and the loads and waves of each op."""
-    sms = [count for of in shared if isinstance(of, SharedSms) for count in of.sms]
+    sms = [count for use in shared if isinstance(use, SharedSms) for count in use.sms]
     loads, waves = np.ones((2, len(job.graph) if sms else 0), np.int64)
-    for of in shared:
-        if isinstance(of, SharedSms):
-            loads[of.op], waves[of.op] = of.loads, of.waves
+    for use in shared:
+        if isinstance(use, SharedSms):
+            loads[use.op], waves[use.op] = use.loads, use.waves
     return sms, loads, waves
 
 
 def _partitions(job: Job, shared: Sequence[Shared]) -> IntArray:
     """Return the partition of SMs that each lane uses, counted as in `sms_of`; -1: none."""
     partition, n = np.full(job.machine.first_stream[-1], -1), 0
-    for first, of in zip(job.machine.first_stream, shared, strict=False):
-        if isinstance(of, SharedSms):
-            partition[first : first + len(of.partition_of)] = n + np.array(of.partition_of)
-            n += len(of.sms)
+    for first, use in zip(job.machine.first_stream, shared, strict=False):
+        if isinstance(use, SharedSms):
+            partition[first : first + len(use.partition_of)] = n + np.array(use.partition_of)
+            n += len(use.sms)
     return partition
 
 
@@ -278,19 +278,19 @@ def columns(
     memory: MemoryAfterwards | None = None,
 ) -> Columns:
     """Return the columns of a run, by the names of `sim.kernel.loop.Run`'s attributes."""
-    what = ("columns", policy.synchronisation, policy.scope)
-    out = job.once(what, lambda: _fixed_columns(job, flow, policy, shared))
+    key = ("columns", policy.synchronisation, policy.scope)
+    base = job.once(key, lambda: _fixed_columns(job, flow, policy, shared))
     if job.kept is not None:  # the kernel writes into them
-        out = {name: each.copy() if isinstance(each, np.ndarray) else each for name, each in out.items()}
-    out |= {"drawn": job.noisy_ns is not None, "ns": _durations(job, flow)}
+        base = {name: col.copy() if isinstance(col, np.ndarray) else col for name, col in base.items()}
+    base |= {"drawn": job.noisy_ns is not None, "ns": _durations(job, flow)}
     takes = 0 if memory is None else AT_ISSUE if memory.at_issue else AT_START
-    noted = np.zeros(2 * int(out["n_tasks"]) if takes else 0, np.int64)
-    out |= {"takes": takes, "noted": noted.astype(np.int32), "noted_ns": noted}
-    return out | _narrow(_queues(job, flow, order))
+    noted = np.zeros(2 * int(base["n_tasks"]) if takes else 0, np.int64)
+    base |= {"takes": takes, "noted": noted.astype(np.int32), "noted_ns": noted}
+    return base | _narrow(_queues(job, flow, order))
 
 
 def _narrow(columns: Columns) -> Columns:
-    return {name: np.asarray(each, np.int32) if name in _NARROW else each for name, each in columns.items()}
+    return {name: np.asarray(col, np.int32) if name in _NARROW else col for name, col in columns.items()}
 
 
 def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared]) -> Columns:
@@ -300,7 +300,7 @@ def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared
     release = job.graph.column("release") if job.graph.attribute("release") else np.zeros(1, np.int64)
     host_group = host_groups(job, flow.tensor, flow.source, flow.destination)
     hosting = bool((host_group >= 0).any())
-    out: Columns = {
+    result: Columns = {
         "n": flow.n_nodes,
         "n_ops": flow.n_ops,
         "n_tasks": n_tasks,
@@ -320,9 +320,9 @@ def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared
     }
     n_transfers = n_tasks - n_ops
     n_events = 2 * n_lanes + n_issuers + n_transfers + int(np.count_nonzero(release)) * job.iterations
-    out |= _nodes(job, flow) | _edges(job, flow, policy.synchronisation) | _devices(job)
-    out |= _cores(flow, shared) | _communicators(job) | dict.fromkeys(_COUNTERS.split(), 0)
-    out |= _blank(
+    result |= _nodes(job, flow) | _edges(job, flow, policy.synchronisation) | _devices(job)
+    result |= _cores(flow, shared) | _communicators(job) | dict.fromkeys(_COUNTERS.split(), 0)
+    result |= _blank(
         (n_tasks, "ready issue end stream issuer", "wait follower"),
         (n_tasks + 1, "", "last"),
         (n_ops + 1, "", "rows"),
@@ -333,7 +333,7 @@ def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared
         (n_issuers, "kept", "idle placed"),
         (job.n_groups, "unhosted unhosted_last", "n_idle asked is_asked"),
     )
-    return _narrow(out)
+    return _narrow(result)
 
 
 def _blank(*columns: tuple[int, str, str]) -> Columns:
@@ -358,7 +358,7 @@ def _communicators(job: Job) -> Columns:
     of_op = {name: np.full(len(job.graph), UNSET) for name in ("line", "seat", "signature")}
     for name, column in of_op.items():
         column[c.op] = getattr(c, name)
-    out: Columns = {
+    result: Columns = {
         "meeting": True,
         "line_first": np.cumsum(in_line) - in_line,
         "party": c.party_of_seat,
@@ -366,8 +366,8 @@ def _communicators(job: Job) -> Columns:
         "party_meetings": np.cumsum(in_party) - in_party,
         "party_members": np.cumsum(in_party * party_size) - in_party * party_size,
     }
-    out |= of_op
-    return out | _blank(
+    result |= of_op
+    return result | _blank(
         (in_line.sum(), "", "in_line"),
         (len(in_line), "", "line_issued line_done retried"),
         (len(in_seat), "", "seat_issued seat_started"),
@@ -409,9 +409,9 @@ def _durations(job: Job, flow: Flow) -> IntArray:
 
 def _edges(job: Job, flow: Flow, synchronisation: str) -> Columns:
     """Return the edges that count at issue and at the end, and the number that each task waits for."""
-    told = edges_at_issue(synchronisation, job, flow)
-    at_issue = told is not None
-    early = np.zeros(len(flow.producer), bool) if told is None else told
+    mask = edges_at_issue(synchronisation, job, flow)
+    at_issue = mask is not None
+    early = np.zeros(len(flow.producer), bool) if mask is None else mask
     ends = flow.n_nodes if at_issue else 0
     row = np.where(early, flow.producer, ends + flow.producer)
     distance = np.minimum(flow.distance, job.iterations)  # more distant consumers are not in this run
@@ -468,8 +468,8 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
         sizes = np.bincount(job.group_of, minlength=job.n_groups)
     total = sizes * (1 if order.per == "issuer" else job.iterations)
     windowed = order.kind == "place" and order.window != 1
-    most = int(total.max(initial=1))
-    window = most if order.window is None else min(order.window, most)
+    longest = int(total.max(initial=1))
+    window = longest if order.window is None else min(order.window, longest)
     # Slots of idle issuers come first, then those in which lanes or groups are sorted.
     after = len(group) + max(int(job.machine.first_stream[-1]), job.n_groups)
     first = after + np.concatenate((np.zeros(1, np.int64), np.cumsum(total)))

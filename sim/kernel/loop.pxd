@@ -139,13 +139,13 @@ cdef class Run:
     @cython.locals(hop=i64)
     cdef void record_event(self, i64 task, i64 node) noexcept
     @cython.locals(last=i64)
-    cdef inline void count_down(self, i64 task, i64 node, i64 row, i64 who) noexcept
+    cdef inline void count_down(self, i64 task, i64 node, i64 row, i64 issuer) noexcept
     cdef inline void eligible(self, i64 task, i64 node) noexcept
     cdef void move(self, i64 task, i64 node) noexcept
     cdef void issue_transfer(self, i64 task, i64 node) noexcept
     cdef void carry(self, i64 task) noexcept
     cdef void note_begun(self) noexcept
-    @cython.locals(first=bint, mine=bint)
+    @cython.locals(first=bint, keeps=bint)
     cdef void keep_or_queue(self, i64 task, i64 node) noexcept
     cdef void done_with(self, i64 task) noexcept
     cdef void pay(self) noexcept
@@ -155,33 +155,33 @@ cdef class Run:
     cdef void give_cores(self) noexcept
     cdef void launch(self, i64 task, i64 node) noexcept
     cdef bint find_place(self, i64 task, i64 node) noexcept
-    cdef void queue_up(self, i64[::1] first, i64[::1] last, i64 which, i64 task) noexcept
+    cdef void queue_up(self, i64[::1] first, i64[::1] last, i64 queue, i64 task) noexcept
     cdef void put_on_stream(self, i64 task, i64 node) noexcept
     cdef void ask(self) noexcept
     cdef void ask_groups(self) noexcept
     cdef bint ask_everybody(self) noexcept
-    cdef inline i64 choose(self, i64 who) noexcept
+    cdef inline i64 choose(self, i64 issuer) noexcept
     cdef i64 task_at(self, i64 queue, i64 place) noexcept
     cdef void slide(self, i64 queue) noexcept
-    cdef inline void take(self, i64 task, i64 who) noexcept
-    cdef inline void free_issuer(self, i64 who) noexcept
-    cdef inline void occupy(self, i64 who) noexcept
+    cdef inline void take(self, i64 task, i64 issuer) noexcept
+    cdef inline void free_issuer(self, i64 issuer) noexcept
+    cdef inline void occupy(self, i64 issuer) noexcept
     cdef inline void ask_later(self, i64 group) noexcept
     cdef inline void touch(self, i64 lane) noexcept
     @cython.locals(meets=bint)
     cdef void start_heads(self) noexcept
-    cdef inline void begin(self, i64 task, i64 node, i64 at) noexcept
+    cdef inline void begin(self, i64 task, i64 node, i64 start) noexcept
     cdef void enter_line(self, i64 task, i64 node) noexcept
     cdef bint is_first(self, i64 task, i64 node) noexcept
     cdef void leave_line(self, i64 line) noexcept
     cdef void meet(self, i64 task, i64 node, i64 ns) noexcept
-    cdef inline void note_start(self, i64 task, i64 at) noexcept
+    cdef inline void note_start(self, i64 task, i64 start) noexcept
     cdef void begin_on_sms(self, i64 task, i64 node, i64 partition) noexcept
     cdef inline bint earlier(self, i64 a, i64 b) noexcept
     cdef inline bint next_round(self) noexcept
     cdef inline void schedule(self, i64 key, i64 task) noexcept
     @cython.locals(kid=i64)
     cdef inline i64 pop_event(self) noexcept
-    cdef inline void place_event(self, i64 at, i64 key, i64 task) noexcept
+    cdef inline void place_event(self, i64 gap, i64 key, i64 task) noexcept
     cdef inline void push_slot(self, i64 first, i64 n, i64 value) noexcept
     cdef inline i64 pop_slot(self, i64 first, i64 n) noexcept

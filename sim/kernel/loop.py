@@ -59,8 +59,8 @@ class Run:
     def open(self) -> None:
         """Begin at time 0: every issuer is idle, and tasks that wait for nothing are eligible."""
         self.maker = -1
-        for who in range(self.n_issuers):
-            self.free_issuer(who)
+        for issuer in range(self.n_issuers):
+            self.free_issuer(issuer)
         for task in range(self.n_tasks):
             if self.pending[task] == 0:
                 node = self.node_of(task)
@@ -104,12 +104,12 @@ class Run:
             node = self.node_of(task)
             if self.at_issue:
                 self.record_event(task, node)
-            who = self.issuer[task]
+            issuer = self.issuer[task]
             if node < self.n_ops and (self.executed[self.device[node]] or not self.at_issue):
                 self.done_with(task)
             elif not (self.holding and node < self.n_ops and self.holds[node]):
-                who = -1  # the issuer of a launched task has gone on
-            self.count_down(task, node, self.ends + node, who)
+                issuer = -1  # the issuer of a launched task has gone on
+            self.count_down(task, node, self.ends + node, issuer)
         self.n_done += self.n_ended
         self.n_ended = 0
         for k in range(self.n_released):
@@ -145,37 +145,37 @@ class Run:
             other = base + self.edge[k]
             if other < self.n_tasks:
                 follower = self.node_of(other)
-                left = self.running[other] - 1
-                self.running[other] = left
+                remaining = self.running[other] - 1
+                self.running[other] = remaining
                 lane = self.lane_of[follower]
                 hop = self.hop[self.device[follower]] * (lane != self.stream[task])
                 self.end[other] = max(self.end[other], self.now + hop)
                 if follower < self.n_ops:
-                    if (left == 0) & (self.head[lane] == other):  # one branch, for better prediction
+                    if (remaining == 0) & (self.head[lane] == other):  # one branch, for better prediction
                         self.touch(lane)
-                elif left == 0 and self.issue[other] >= 0:
+                elif remaining == 0 and self.issue[other] >= 0:
                     self.released[self.n_released] = other
                     self.n_released += 1
 
-    def count_down(self, task: int, node: int, row: int, who: int) -> None:
-        """Count an edge for each consumer; one with none left is eligible, and `who` made it so."""
+    def count_down(self, task: int, node: int, row: int, issuer: int) -> None:
+        """Count an edge for each consumer; one with none left is eligible, and `issuer` made it so."""
         base = task - node
         if self.keeping:
-            self.maker = who
+            self.maker = issuer
             if self.maker >= 0 and not self.keep_first:
                 self.maker_label = self.label[node]
             self.n_made = 0
         elif self.stealing:
-            self.threads.begin(who)
+            self.threads.begin(issuer)
         first = self.n_last
         last = first
         for k in range(self.first_edge[row], self.first_edge[row + 1]):
             other = base + self.edge[k]
             if other < self.n_tasks:
-                left = self.pending[other] - 1
-                self.pending[other] = left
+                remaining = self.pending[other] - 1
+                self.pending[other] = remaining
                 self.last[last] = other
-                last += left == 0  # a sum, since a branch would be mispredicted half of the time
+                last += remaining == 0  # a sum, since a branch would be mispredicted half of the time
         moving = False
         for k in range(first, last):
             consumer = self.node_of(self.last[k])
@@ -220,13 +220,13 @@ class Run:
         self.ready[task] = self.now
         if self.hosting and self.host_group[node - self.n_ops] >= 0:
             group = self.host_group[node - self.n_ops]
-            who = self.first_idle(group)
-            if who < 0 or self.unhosted[group] >= 0:
+            issuer = self.first_idle(group)
+            if issuer < 0 or self.unhosted[group] >= 0:
                 self.queue_up(self.unhosted, self.unhosted_last, group, task)
                 self.n_unhosted += 1
                 return
-            self.occupy(who)
-            self.host[task] = who
+            self.occupy(issuer)
+            self.host[task] = issuer
         self.issue_transfer(task, node)
 
     def issue_transfer(self, task: int, node: int) -> None:
@@ -255,15 +255,15 @@ class Run:
 
     def keep_or_queue(self, task: int, node: int) -> None:
         """Let the issuer that made a task eligible keep it if it may take it, else queue it."""
-        who = self.maker
+        issuer = self.maker
         first = self.n_made == 0
         self.n_made += 1
         queue = self.pool[node]
-        if who >= 0 and self.issuer_queue[who] == queue:
-            mine = first if self.keep_first else self.label[node] == self.maker_label
-            if mine:
-                self.follower[task] = self.kept[who]
-                self.kept[who] = task
+        if issuer >= 0 and self.issuer_queue[issuer] == queue:
+            keeps = first if self.keep_first else self.label[node] == self.maker_label
+            if keeps:
+                self.follower[task] = self.kept[issuer]
+                self.kept[issuer] = task
                 return
         self.slots[self.queue_first[queue] + self.queue_tail[queue]] = task
         self.queue_tail[queue] += 1
@@ -304,26 +304,26 @@ class Run:
         group = 0
         while group < self.n_groups:
             task = self.unhosted[group]
-            who = self.first_idle(group) if task >= 0 else -1
-            if who < 0:
+            issuer = self.first_idle(group) if task >= 0 else -1
+            if issuer < 0:
                 group += 1
                 continue
             self.unhosted[group] = self.follower[task]
             self.n_unhosted -= 1
-            self.occupy(who)
-            self.host[task] = who
+            self.occupy(issuer)
+            self.host[task] = issuer
             self.issue_transfer(task, self.node_of(task))
             group = 0
 
     def first_idle(self, group: int) -> int:
         """Return the least index of a free issuer of a group; -1: none is free."""
-        who = self.idle_first[group]
+        issuer = self.idle_first[group]
         if self.by_group:
-            return self.slots[who] if self.n_idle[group] else -1
-        while who < self.n_issuers and self.issuer_group[who] == group:
-            if self.idle[who]:
-                return who
-            who += 1
+            return self.slots[issuer] if self.n_idle[group] else -1
+        while issuer < self.n_issuers and self.issuer_group[issuer] == group:
+            if self.idle[issuer]:
+                return issuer
+            issuer += 1
         return -1
 
     def execute(self, task: int, node: int) -> None:
@@ -373,14 +373,14 @@ class Run:
         self.queue_up(self.parked, self.parked_last, device, task)
         return False
 
-    def queue_up(self, first: Column, last: Column, which: int, task: int) -> None:
+    def queue_up(self, first: Column, last: Column, queue: int, task: int) -> None:
         """Append a task to one of the queues that are linked from follower to follower."""
         self.follower[task] = -1
-        if first[which] < 0:
-            first[which] = task
+        if first[queue] < 0:
+            first[queue] = task
         else:
-            self.follower[last[which]] = task
-        last[which] = task
+            self.follower[last[queue]] = task
+        last[queue] = task
 
     def put_on_stream(self, task: int, node: int) -> None:
         """Queue a launch; if issuing is enough, count it as an input of its consumers."""
@@ -414,36 +414,36 @@ class Run:
         self.n_asked = 0
         for k in range(n):
             self.push_slot(self.n_issuers, k, self.asked[k])
-        for left in range(n, 0, -1):
-            group = self.pop_slot(self.n_issuers, left)
+        for size in range(n, 0, -1):
+            group = self.pop_slot(self.n_issuers, size)
             self.is_asked[group] = 0
             while self.n_idle[group]:
-                who = self.slots[self.idle_first[group]]
-                task = self.choose(who)
+                issuer = self.slots[self.idle_first[group]]
+                task = self.choose(issuer)
                 if task < 0:
                     break
-                self.take(task, who)
+                self.take(task, issuer)
 
     def ask_everybody(self) -> bool:
         """Ask every free issuer of the machine once; return whether one took a task."""
         took = False
-        for who in range(self.n_issuers):
-            if self.idle[who]:
-                task = self.choose(who)
+        for issuer in range(self.n_issuers):
+            if self.idle[issuer]:
+                task = self.choose(issuer)
                 if task >= 0:
                     took = True
-                    self.take(task, who)
+                    self.take(task, issuer)
         return took
 
-    def choose(self, who: int) -> int:
-        """Return the task that the free issuer `who` takes now; -1: none."""
-        queue = self.issuer_queue[who]
+    def choose(self, issuer: int) -> int:
+        """Return the task that the free issuer `issuer` takes now; -1: none."""
+        queue = self.issuer_queue[issuer]
         first = self.queue_first[queue]
-        if self.keeping and self.kept[who] >= 0:
-            task = self.kept[who]
-            self.kept[who] = self.follower[task]
+        if self.keeping and self.kept[issuer] >= 0:
+            task = self.kept[issuer]
+            self.kept[issuer] = self.follower[task]
         elif self.stealing:
-            task = self.threads.take(who)
+            task = self.threads.take(issuer)
             if task < 0:
                 return -1
         elif self.fifo:
@@ -462,21 +462,22 @@ class Run:
             place = self.pop_slot(first, self.queue_tail[queue])
             self.queue_tail[queue] -= 1
             task = self.task_at(queue, place)
-            self.issuer[task] = who  # so that the window slides over it
+            self.issuer[task] = issuer  # so that the window slides over it
             if place == self.queue_head[queue]:
                 self.slide(queue)
         else:
             if self.queue_head[queue] == self.queue_tail[queue]:
                 return -1
             task = self.task_at(queue, self.queue_head[queue])
-            if self.ready[task] < 0 or self.group[self.device[self.node_of(task)]] != self.issuer_group[who]:
+            device = self.device[self.node_of(task)]
+            if self.ready[task] < 0 or self.group[device] != self.issuer_group[issuer]:
                 return -1
             if self.most_in_flight:
                 if self.in_flight[queue] == self.most_in_flight:
                     return -1
                 self.in_flight[queue] += 1
             self.queue_head[queue] += 1
-        self.issuer[task] = who
+        self.issuer[task] = issuer
         return task
 
     def task_at(self, queue: int, place: int) -> int:
@@ -501,7 +502,7 @@ class Run:
                 self.queue_tail[queue] += 1
         self.window_end[queue] = end
 
-    def take(self, task: int, who: int) -> None:
+    def take(self, task: int, issuer: int) -> None:
         """Let the issuer pay for the task it took, and go on at once if that costs nothing."""
         node = self.node_of(task)
         cost = self.cost[node] if self.charged else 0
@@ -510,35 +511,35 @@ class Run:
         executed = self.executed[self.device[node]]
         if not executed and not cost and self.find_place(task, node):
             if self.holding and self.holds[node]:
-                self.occupy(who)
+                self.occupy(issuer)
             self.put_on_stream(task, node)
             return
-        self.occupy(who)
+        self.occupy(issuer)
         if executed:
-            self.stream[task] = self.issuer_lane[who]
+            self.stream[task] = self.issuer_lane[issuer]
             self.issue[task] = self.now
             if self.meeting and self.line[node] >= 0:
                 self.enter_line(task, node)
         if cost:
-            self.turn[task] = who
+            self.turn[task] = issuer
             self.schedule(2 * (self.now + cost), task)
         elif executed:
             self.execute(task, node)
 
-    def free_issuer(self, who: int) -> None:
+    def free_issuer(self, issuer: int) -> None:
         """Make an issuer idle, so that it is asked again."""
-        group = self.issuer_group[who]
-        self.idle[who] = 1
+        group = self.issuer_group[issuer]
+        self.idle[issuer] = 1
         if self.by_group:
-            self.push_slot(self.idle_first[group], self.n_idle[group], who)
+            self.push_slot(self.idle_first[group], self.n_idle[group], issuer)
             self.n_idle[group] += 1
         self.ask_later(group)
 
-    def occupy(self, who: int) -> None:
+    def occupy(self, issuer: int) -> None:
         """Stop asking an issuer. With asking by group, it is always the first of its group."""
-        self.idle[who] = 0
+        self.idle[issuer] = 0
         if self.by_group:
-            group = self.issuer_group[who]
+            group = self.issuer_group[issuer]
             self.pop_slot(self.idle_first[group], self.n_idle[group])
             self.n_idle[group] -= 1
 
@@ -568,8 +569,8 @@ class Run:
         self.n_touched = 0
         for k in range(n):
             self.push_slot(self.n_issuers, k, self.touched[k])
-        for left in range(n, 0, -1):
-            lane = self.pop_slot(self.n_issuers, left)
+        for size in range(n, 0, -1):
+            lane = self.pop_slot(self.n_issuers, size)
             self.is_touched[lane] = 0
             task = self.head[lane]
             if task < 0 or self.busy[lane]:
@@ -577,21 +578,21 @@ class Run:
             if self.at_issue and self.running[task]:
                 self.wait[task] = EVENT
                 continue
-            at = max(self.issue[task] + self.latency[lane], self.free[lane])
+            start = max(self.issue[task] + self.latency[lane], self.free[lane])
             if self.at_issue:
-                at = max(at, self.end[task])
+                start = max(start, self.end[task])
             meets = self.meeting and self.line[self.node_of(task)] >= 0
-            if at > self.now:
+            if start > self.now:
                 if not self.wait[task]:
                     self.wait[task] = LAUNCH
                 # In these cases others may still come before it, so the stream is looked at again.
                 if self.partition[lane] >= 0 or self.takes == AT_START or meets:
-                    if self.waking[lane] != at:  # its event is numbered after those of the tasks
-                        self.waking[lane] = at
-                        self.schedule(2 * at, self.n_tasks + lane)
+                    if self.waking[lane] != start:  # its event is numbered after those of the tasks
+                        self.waking[lane] = start
+                        self.schedule(2 * start, self.n_tasks + lane)
                     continue
             else:
-                at = self.now
+                start = self.now
             if meets and not self.is_first(task, self.node_of(task)):
                 continue
             self.head[lane] = self.follower[task]
@@ -601,18 +602,18 @@ class Run:
             if self.partition[lane] >= 0 and not meets:
                 self.begin_on_sms(task, self.node_of(task), self.partition[lane])
             else:
-                self.begin(task, self.node_of(task), at)
+                self.begin(task, self.node_of(task), start)
 
-    def begin(self, task: int, node: int, at: int) -> None:
+    def begin(self, task: int, node: int, start: int) -> None:
         """Start a task, now or later, that nothing can hold up any more."""
         ns = self.ns[task] if self.drawn else self.ns[node]
-        self.note_start(task, at)
+        self.note_start(task, start)
         if self.meeting and node < self.n_ops and self.line[node] >= 0:
             self.meet(task, node, ns)
         elif ns:
-            self.schedule(2 * (at + ns), task)
+            self.schedule(2 * (start + ns), task)
         else:
-            self.schedule(2 * at + 1, task)
+            self.schedule(2 * start + 1, task)
 
     # Communicators.
 
@@ -668,11 +669,11 @@ class Run:
             for k in range(first, first + self.party_size[party]):
                 self.schedule(key, self.members[k])
 
-    def note_start(self, task: int, at: int) -> None:
+    def note_start(self, task: int, start: int) -> None:
         """Record when a task starts, now or later."""
-        self.start[task] = at
+        self.start[task] = start
         self.turn[task] = 1 + self.stream[task]
-        if at == self.now:
+        if start == self.now:
             self.turn[task] += self.round * (self.n_lanes + 1)
         self.rows[self.n_rows] = task
         self.n_rows += 1
@@ -683,10 +684,10 @@ class Run:
         if ns == 0:
             self.begin(task, node, self.now)
             return
-        at = max(self.sms.first_free(partition), self.now)
-        if at > self.now:
+        start = max(self.sms.first_free(partition), self.now)
+        if start > self.now:
             self.wait[task] = RESOURCES
-        self.note_start(task, at)
+        self.note_start(task, start)
         self.schedule(2 * self.sms.dispatch(partition, node, ns, self.now), task)
 
     def earlier(self, a: int, b: int) -> bool:
@@ -744,7 +745,7 @@ class Run:
         first = self.event_task[0]
         self.n_events -= 1
         last = self.n_events
-        at = 0
+        gap = 0
         kid = 2
         while kid <= last:  # the gap sinks to the bottom, where the last event usually belongs
             before = self.event_key[kid - 1]
@@ -753,52 +754,52 @@ class Run:
                 kid -= self.earlier(self.event_task[kid - 1], self.event_task[kid])
             else:
                 kid -= before < key  # a sum, since a branch would be mispredicted half of the time
-            self.event_key[at] = self.event_key[kid]
-            self.event_task[at] = self.event_task[kid]
-            at = kid
-            kid = 2 * at + 2
-        self.place_event(at, self.event_key[last], self.event_task[last])
+            self.event_key[gap] = self.event_key[kid]
+            self.event_task[gap] = self.event_task[kid]
+            gap = kid
+            kid = 2 * gap + 2
+        self.place_event(gap, self.event_key[last], self.event_task[last])
         return first
 
-    def place_event(self, at: int, key: int, task: int) -> None:
+    def place_event(self, gap: int, key: int, task: int) -> None:
         """Let an event rise from a gap of the heap to its place."""
-        while at > 0:
-            up = (at - 1) >> 1
+        while gap > 0:
+            up = (gap - 1) >> 1
             above = self.event_key[up]
             if above < key or (above == key and self.earlier(self.event_task[up], task)):
                 break
-            self.event_key[at] = above
-            self.event_task[at] = self.event_task[up]
-            at = up
-        self.event_key[at] = key
-        self.event_task[at] = task
+            self.event_key[gap] = above
+            self.event_task[gap] = self.event_task[up]
+            gap = up
+        self.event_key[gap] = key
+        self.event_task[gap] = task
 
     def push_slot(self, first: int, n: int, value: int) -> None:
         """Push a number onto the heap of `n` numbers that begins at a slot."""
-        at = n
-        while at > 0:
-            up = (at - 1) >> 1
+        gap = n
+        while gap > 0:
+            up = (gap - 1) >> 1
             if self.slots[first + up] < value:
                 break
-            self.slots[first + at] = self.slots[first + up]
-            at = up
-        self.slots[first + at] = value
+            self.slots[first + gap] = self.slots[first + up]
+            gap = up
+        self.slots[first + gap] = value
 
     def pop_slot(self, first: int, n: int) -> int:
         """Take the least number off the heap of `n` numbers that begins at a slot."""
-        least = self.slots[first]
+        smallest = self.slots[first]
         n -= 1
         value = self.slots[first + n]
-        at = 0
+        gap = 0
         while True:
-            kid = 2 * at + 1
+            kid = 2 * gap + 1
             if kid >= n:
                 break
             if kid + 1 < n and self.slots[first + kid + 1] < self.slots[first + kid]:
                 kid += 1
             if value < self.slots[first + kid]:
                 break
-            self.slots[first + at] = self.slots[first + kid]
-            at = kid
-        self.slots[first + at] = value
-        return least
+            self.slots[first + gap] = self.slots[first + kid]
+            gap = kid
+        self.slots[first + gap] = value
+        return smallest

@@ -21,7 +21,7 @@ cdef class MaxMin:
     cdef public i64 n_changed, n_marked, n_touched, size
     cdef public i64[::1] slack_n, slack_d, open_flows, held, head, level_n, level_d
     cdef public i64[::1] first, links, route_of, after, before
-    cdef public i64[::1] flows, counted, state, rate_n, rate_d, at, is_marked, marked, changed
+    cdef public i64[::1] flows, counted, state, rate_n, rate_d, bottleneck, is_marked, marked, changed
     cdef public list slack_long, level_long, key_long, rate_long
     cdef public i64[::1] heap, place, key_n, key_d, fills, touched, is_touched
 

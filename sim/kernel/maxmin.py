@@ -110,7 +110,7 @@ class MaxMin:
     changed : column of int64
         The routes with flows whose rates the last `solve` may have changed (the first `n_changed` entries):
         those whose number of flows changed, and those that it reached.
-    at : column of int64
+    bottleneck : column of int64
         The bottleneck of each route with flows.
 
     Examples
@@ -143,7 +143,7 @@ class MaxMin:
         self.flows, self.counted, self.state = zeros(n_routes), zeros(n_routes), zeros(n_routes)
         self.rate_n, self.rate_d = zeros(n_routes), column([1] * n_routes)
         self.rate_long = [NONE] * n_routes
-        self.at = column([-1] * n_routes)
+        self.bottleneck = column([-1] * n_routes)
         self.is_marked, self.marked, self.changed = zeros(n_routes), zeros(n_routes), zeros(n_routes)
         self.n_marked = self.n_changed = 0
         # A heap of links by the level at which they need attention.
@@ -225,7 +225,7 @@ class MaxMin:
                 else:
                     self.head[link] = after
         if self.state[route] == PRESUMED:
-            self.held[self.at[route]] -= 1
+            self.held[self.bottleneck[route]] -= 1
         self.state[route] = OPEN if flows else IDLE
         for hop in range(begin, end):
             link = self.links[hop]
@@ -266,8 +266,8 @@ class MaxMin:
         top += more
         bottom *= d
         if SHORT <= bottom < LIMIT:
-            rest = top % bottom
-            common = gcd(bottom, rest)
+            remainder = top % bottom
+            common = gcd(bottom, remainder)
             top //= common
             bottom //= common
         if top >= LIMIT or top <= -LIMIT or bottom >= LIMIT:
@@ -363,7 +363,7 @@ class MaxMin:
         while hop >= 0:
             route = self.route_of[hop]
             hop = self.after[hop]
-            if self.state[route] == PRESUMED and self.at[route] == link:
+            if self.state[route] == PRESUMED and self.bottleneck[route] == link:
                 self._open(route)
 
     def _fill(self, link: int) -> None:
@@ -387,7 +387,7 @@ class MaxMin:
             self.rate_n[route], self.rate_d[route], self.counted[route] = n, d, flows
             if not d:
                 self.rate_long[route] = self.level_long[link]
-            self.at[route] = link
+            self.bottleneck[route] = link
             self.held[link] += 1
             for other in range(self.first[route], self.first[route + 1]):
                 used = self.links[other]

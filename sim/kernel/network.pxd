@@ -28,18 +28,18 @@ cdef class Net:
     cdef void _advance_route(self, i64 route, i64 now) noexcept
     cdef void _advance_long(self, i64 route, passed) noexcept
     @cython.locals(wide=i128)
-    cdef void _add_part(self, i64 route, i64 rest, i64 d) noexcept
+    cdef void _add_part(self, i64 route, i64 remainder, i64 d) noexcept
     @cython.locals(wide=i128, bound=i128)
     cdef bint _is_decided(self, i64 route, i64 more) noexcept
     @cython.locals(wide=i128)
     cdef bint _is_over(self, i64 slot, i64 route) noexcept
-    cdef void _foresee(self, i64 route, i64 now) noexcept
+    cdef void _predict(self, i64 route, i64 now) noexcept
     cdef i64 _steps_long(self, i64 route, whole, part_1, part_2) noexcept
-    @cython.locals(left=i128, fine=i128, coarse=i128, steps=i128, bound=i128)
+    @cython.locals(remaining=i128, fine=i128, coarse=i128, steps=i128, bound=i128)
     cdef i64 _steps(self, i64 route, i64 whole, i64 part_1, i64 part_2) noexcept
-    cdef void _take_out(self, i64 route, i64 now) noexcept
+    cdef void _note_finished(self, i64 route, i64 now) noexcept
     cdef i64 _meld(self, i64 one, i64 other) noexcept
     cdef i64 _without_root(self, i64 root) noexcept
-    cdef void _schedule(self, i64 event, i64 at) noexcept
+    cdef void _schedule(self, i64 event, i64 time_ns) noexcept
     cdef void _drop(self, i64 event) noexcept
     cdef void _sift(self, i64 event, i64 place) noexcept

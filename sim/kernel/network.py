@@ -81,7 +81,7 @@ class Net:
     ([7, 8], [7, 8])
     """
 
-    def __init__(self, routes: RouteColumns, most: int) -> None:
+    def __init__(self, routes: RouteColumns, n_transfers: int) -> None:
         n_ways, n_routes = len(routes.latency_ns), len(routes.first) - 1
         n_keys = max(routes.held, default=-1) + 1
         self.status = 0
@@ -92,14 +92,14 @@ class Net:
         self.held = column(routes.held)
         self.rates = MaxMin(routes.capacity, routes.first, routes.links)
         # Slots: transfers on their way; a free one is reused, so that few are touched.
-        self.task, self.move, self.free = zeros(most), zeros(most), zeros(most)
+        self.task, self.move, self.free = zeros(n_transfers), zeros(n_transfers), zeros(n_transfers)
         self.n_slots = self.n_free = 0
-        self.ended, self.begun = zeros(most), zeros(most)
+        self.ended, self.begun = zeros(n_transfers), zeros(n_transfers)
         self.n_ended = self.n_begun = 0
-        self.due, self.n_due = zeros(most), 0
+        self.due, self.n_due = zeros(n_transfers), 0
         # Queues for held resources; a slot is in those of its keys, with as many places as a way has keys.
         self.places = max((routes.held_first[w + 1] - routes.held_first[w] for w in range(n_ways)), default=0)
-        self.before, self.behind = zeros(most), zeros(most * self.places)
+        self.before, self.behind = zeros(n_transfers), zeros(n_transfers * self.places)
         self.front, self.back = column([-1] * n_keys), column([-1] * n_keys)
         # Routes in virtual time: whole units and two times 62 fractional bits.
         self.virtual, self.virtual_1, self.virtual_2 = zeros(n_routes), zeros(n_routes), zeros(n_routes)
@@ -109,13 +109,13 @@ class Net:
         self.common_1, self.common_2 = column([1] * n_routes), column([1] * n_routes)
         # Flows by tag: a pairing heap for each route.
         self.root = column([-1] * n_routes)
-        self.tag, self.tag_1, self.tag_2 = zeros(most), zeros(most), zeros(most)
-        self.child, self.sibling, self.flowing = zeros(most), zeros(most), zeros(most)
+        self.tag, self.tag_1, self.tag_2 = zeros(n_transfers), zeros(n_transfers), zeros(n_transfers)
+        self.child, self.sibling, self.flowing = zeros(n_transfers), zeros(n_transfers), zeros(n_transfers)
         # A heap of future events by time: of a route, the end of its first flow; after the routes, of a slot,
         # the arrival of the first byte, or of the last one of a transfer that is alone.
         self.n_routes, self.n_events = n_routes, 0
-        self.at_ns, self.heap = zeros(n_routes + most), zeros(n_routes + most)
-        self.heap_place = zeros(n_routes + most)  # -1: it is not in the heap
+        self.at_ns, self.heap = zeros(n_routes + n_transfers), zeros(n_routes + n_transfers)
+        self.heap_place = zeros(n_routes + n_transfers)  # -1: it is not in the heap
         for route in range(n_routes):
             self.heap_place[route] = -1
 
@@ -156,7 +156,7 @@ class Net:
             event = self.heap[0]
             self._drop(event)
             if event < self.n_routes:
-                self._take_out(event, now)
+                self._note_finished(event, now)
             else:
                 self._note(event - self.n_routes)
         for i in range(self.n_due):
@@ -184,7 +184,7 @@ class Net:
                     self.speed_n[route], self.speed_d[route] = n, d
                     if not d:
                         self.speed_long[route] = rates.rate_long[route]
-                    self._foresee(route, now)
+                    self._predict(route, now)
 
     # -- the stages of a transfer
 
@@ -257,33 +257,33 @@ class Net:
             return
         self.virtual[route] += whole
         if d > 1:
-            rest = wide % d
-            if rest:
-                self._add_part(route, rest, d)
+            remainder = wide % d
+            if remainder:
+                self._add_part(route, remainder, d)
 
     def _advance_long(self, route: int, passed: int) -> None:
         """Do the same at a speed that is too long for columns."""
         n, d = self.speed_long[route]
-        fine, left = divmod(n * passed << 2 * PLACES, d)
+        fine, remainder = divmod(n * passed << 2 * PLACES, d)
         fine += join_parts(self.virtual[route], self.virtual_1[route], self.virtual_2[route])
         if fine >> 2 * PLACES >= LARGEST:
             self.status = TOO_LARGE
             return
         self.virtual[route] = fine >> 2 * PLACES
         self.virtual_1[route], self.virtual_2[route] = fine >> PLACES & MASK, fine & MASK
-        if left:
+        if remainder:
             self.rounded[route] += 1
         self.common_2[route] = 0  # the denominator is too long
 
-    def _add_part(self, route: int, rest: int, d: int) -> None:
+    def _add_part(self, route: int, remainder: int, d: int) -> None:
         """Add rest / d, less than 1, to the virtual time of a route."""
-        wide = rest
+        wide = remainder
         wide <<= BITS
         part_1 = wide // d
-        left = wide % d
+        low = wide % d
         part_2 = 0
-        if left:
-            wide = left
+        if low:
+            wide = low
             wide <<= BITS
             part_2 = wide // d
             if wide % d:
@@ -295,7 +295,7 @@ class Net:
         self.virtual[route] += part_1 >> BITS
         if self.common_1[route] % d == 0 or not self.common_2[route] or self.common_2[route] % d == 0:
             return
-        d //= gcd(d, rest)
+        d //= gcd(d, remainder)
         wide = d // gcd(self.common_1[route], d)
         wide *= self.common_1[route]
         if wide < LIMIT:
@@ -334,7 +334,7 @@ class Net:
             self.status = TIE
         return True
 
-    def _foresee(self, route: int, now: int) -> None:
+    def _predict(self, route: int, now: int) -> None:
         """Predict when the first flow of a route ends if its speed stays; virtual time must be up to date."""
         slot = self.root[route]
         d = self.speed_d[route]
@@ -359,11 +359,11 @@ class Net:
     def _steps_long(self, route: int, whole: int, part_1: int, part_2: int) -> int:
         """Return the ns needed for an amount of work, at a speed that is too long for columns."""
         n, d = self.speed_long[route]
-        steps, rest = divmod(join_parts(whole, part_1, part_2) * d, n << 2 * PLACES)
-        known = d * self.common_1[route] * self.common_2[route] * self.rounded[route]
-        if rest >= d * self.rounded[route]:
-            steps += rest > 0
-        elif rest and not 0 < known < 1 << 2 * PLACES:  # maybe one ns less
+        steps, remainder = divmod(join_parts(whole, part_1, part_2) * d, n << 2 * PLACES)
+        denominator = d * self.common_1[route] * self.common_2[route] * self.rounded[route]
+        if remainder >= d * self.rounded[route]:
+            steps += remainder > 0
+        elif remainder and not 0 < denominator < 1 << 2 * PLACES:  # maybe one ns less
             self.status = TIE
         return min(steps, LARGEST)
 
@@ -371,8 +371,8 @@ class Net:
         """Return the ns needed for an amount of work."""
         n, d = self.speed_n[route], self.speed_d[route]
         # The remainder, times d: the rate is then a whole number, and the parts matter only if decisive.
-        left = whole
-        left *= d
+        remaining = whole
+        remaining *= d
         fine = 0
         if part_1 or part_2:
             fine = part_2
@@ -381,13 +381,13 @@ class Net:
             coarse *= d
             coarse += fine >> BITS
             fine &= MASK
-            left += coarse >> BITS
+            remaining += coarse >> BITS
             fine += (coarse & MASK) << BITS
-        steps = left // n
-        left -= steps * n
-        if left or fine:
+        steps = remaining // n
+        remaining -= steps * n
+        if remaining or fine:
             steps += 1
-        if not left and fine and self.rounded[route]:
+        if not remaining and fine and self.rounded[route]:
             bound = self.rounded[route]
             bound *= d
             if fine < bound:  # maybe one ns less
@@ -396,21 +396,21 @@ class Net:
                 steps -= 1
         return steps if steps < LARGEST else LARGEST
 
-    def _take_out(self, route: int, now: int) -> None:
+    def _note_finished(self, route: int, now: int) -> None:
         """Note the flows of a route that are over at this instant."""
         self._advance_route(route, now)
-        over = 0
+        n_over = 0
         slot = self.root[route]
         while slot >= 0 and self._is_over(slot, route):
             self._note(slot)
-            over += 1
+            n_over += 1
             slot = self._without_root(slot)
         self.root[route] = slot
         if slot < 0:  # restart, with small numbers
             self.virtual[route] = self.virtual_1[route] = self.virtual_2[route] = self.rounded[route] = 0
             self.common_1[route] = self.common_2[route] = 1
             self.speed_n[route] = 0
-        self.rates.count(route, -over)
+        self.rates.count(route, -n_over)
 
     # -- heaps
 
@@ -446,9 +446,9 @@ class Net:
             pairs = other
         return one
 
-    def _schedule(self, event: int, at: int) -> None:
+    def _schedule(self, event: int, time_ns: int) -> None:
         """Let an event come at a time, in place of the time that it may have."""
-        self.at_ns[event] = at
+        self.at_ns[event] = time_ns
         place = self.heap_place[event]
         if place < 0:
             place = self.n_events
@@ -468,11 +468,11 @@ class Net:
 
     def _sift(self, event: int, place: int) -> None:
         """Move an event to its place in the heap, starting from a vacant place."""
-        at = self.at_ns[event]
+        time_ns = self.at_ns[event]
         while place > 0:
             up = (place - 1) >> 1
             other = self.heap[up]
-            if self.at_ns[other] <= at:
+            if self.at_ns[other] <= time_ns:
                 break
             self.heap[place] = other
             self.heap_place[other] = place
@@ -484,7 +484,7 @@ class Net:
             if kid + 1 < self.n_events and self.at_ns[self.heap[kid + 1]] < self.at_ns[self.heap[kid]]:
                 kid += 1
             other = self.heap[kid]
-            if at <= self.at_ns[other]:
+            if time_ns <= self.at_ns[other]:
                 break
             self.heap[place] = other
             self.heap_place[other] = place

@@ -30,7 +30,7 @@ _SOURCE: Final = "sim.kernel.loop"
 
 _SLICE_S: Final = 0.02
 
-_GIVEN_UP: Final = (
+_NETWORK_FAILURES: Final = (
     "",
     "the work of transfers needs more than 60 bits",
     "shares of links are fractions that 128 bits cannot tell apart",
@@ -84,9 +84,9 @@ def run(
     >>> run(job, Mine())
     'the policy Mine has to be asked task by task'
     """
-    why = obstacle(job, memory=memory, observers=observers)
-    if why is not None:
-        return why
+    reason = obstacle(job, memory=memory, observers=observers)
+    if reason is not None:
+        return reason
     if policy.runs_in_turn and has_runs(job):
         return "runs follow one another (runs: in-turn)"
     order = order_of(policy, read_only(job))
@@ -123,7 +123,7 @@ def run(
         kernel.threads = stealing.Stealing(kernel.n_tasks, flow.n_nodes, *pools)
     to_the_end(kernel)
     if routes is not None and kernel.net.status:
-        return _GIVEN_UP[kernel.net.status]
+        return _NETWORK_FAILURES[kernel.net.status]
     if kernel.n_done < kernel.n_tasks or kernel.mismatched:
         return DEADLOCK
     log = log_of(Journal(*map(np.asarray, (kernel.noted, kernel.noted_ns)))) if log_of is not None else None
@@ -132,11 +132,11 @@ def run(
     ran = {name: np.asarray(getattr(kernel, name.removesuffix("_ns"))) for name in (*TASK_COLUMNS, "turn")}
     rows = np.asarray(kernel.rows[: kernel.n_rows], np.int64)
     del kernel  # its other columns would take as much memory as the trace
-    tasks = _at(rows, ran, TASK_COLUMNS)
+    tasks = _rows_of(rows, ran, TASK_COLUMNS)
     ids = np.arange(job.iterations * flow.n_nodes).reshape(job.iterations, -1)
-    moved = _at(ids[:, flow.n_ops :].ravel(), ran, TRANSFER_COLUMNS)
-    which = "kernel (pure Python)" if lists else "kernel"
-    return Trace.from_columns(job, flow, policy, tasks, moved, memory=log, engine=which)
+    moved = _rows_of(ids[:, flow.n_ops :].ravel(), ran, TRANSFER_COLUMNS)
+    engine = "kernel (pure Python)" if lists else "kernel"
+    return Trace.from_columns(job, flow, policy, tasks, moved, memory=log, engine=engine)
 
 
 def to_the_end(kernel: Any) -> None:
@@ -152,7 +152,7 @@ def to_the_end(kernel: Any) -> None:
         began = now
 
 
-def _at(id: IntArray, ran: dict[str, IntArray], names: tuple[str, ...]) -> dict[str, IntArray]:
+def _rows_of(id: IntArray, ran: dict[str, IntArray], names: tuple[str, ...]) -> dict[str, IntArray]:
     """Return the rows of some tasks, by start, round and lane; ties stay in the given order."""
     start, turn = ran["start_ns"][id], ran["turn"][id]
     turns = int(turn.max(initial=0)) + 1
@@ -211,20 +211,20 @@ def run_job(
     check_attributes(policy)
     observers = list(observers)
     flow = job.once("flow", lambda: make_flow(job))
-    which = "simpy"
+    label = "simpy"
     if engine == "auto" and not is_compiled() and not source_is_wanted():
-        which = "simpy: the kernel is not compiled here"
+        label = "simpy: the kernel is not compiled here"
     elif engine != "simpy":
-        found = run(job, policy, flow=flow, memory=memory, observers=observers)
-        if isinstance(found, Trace):
-            return found
-        if engine == "kernel" and found != DEADLOCK:
-            raise NotOnKernelError(f"the kernel cannot run this: {found}; engine: auto runs it on SimPy")
-        which = f"simpy: {found}"
+        result = run(job, policy, flow=flow, memory=memory, observers=observers)
+        if isinstance(result, Trace):
+            return result
+        if engine == "kernel" and result != DEADLOCK:
+            raise NotOnKernelError(f"the kernel cannot run this: {result}; engine: auto runs it on SimPy")
+        label = f"simpy: {result}"
     if job.faults is not None:
         from sim.engine.attempts import run_attempts
 
-        return replace(run_attempts(job, policy, job.faults, flow, memory, observers), engine=which)
+        return replace(run_attempts(job, policy, job.faults, flow, memory, observers), engine=label)
     from sim.engine.engine import Engine
 
-    return replace(Engine(job, policy, flow=flow, memory=memory, observers=observers).run(), engine=which)
+    return replace(Engine(job, policy, flow=flow, memory=memory, observers=observers).run(), engine=label)

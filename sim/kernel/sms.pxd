@@ -11,7 +11,7 @@ cdef class Sms:
 
     cpdef i64 first_free(self, i64 partition) noexcept
     cpdef i64 dispatch(self, i64 partition, i64 op, i64 ns, i64 now) noexcept
-    cdef i64 dispatch_at_once(self, i64 partition, i64 at, i64 loads, i64 waves, i64 ns) noexcept
+    cdef i64 dispatch_at_once(self, i64 partition, i64 start, i64 loads, i64 waves, i64 ns) noexcept
     cdef i64 dispatch_staggered(self, i64 partition, i64 loads, i64 waves, i64 ns, i64 now) noexcept
     cdef void keep_few(self, i64 partition, i64 n_after) noexcept
 

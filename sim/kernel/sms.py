@@ -60,51 +60,51 @@ class Sms:
         last = partition * WIDTH + self.n_instants[partition] - 1
         if self.n_instants[partition] > 1 and self.instant[last] > now:
             return self.dispatch_staggered(partition, loads, waves, ns, now)
-        at = max(self.instant[partition * WIDTH], now)
-        return self.dispatch_at_once(partition, at, loads, waves, ns)
+        start = max(self.instant[partition * WIDTH], now)
+        return self.dispatch_at_once(partition, start, loads, waves, ns)
 
-    def dispatch_at_once(self, partition: int, at: int, loads: int, waves: int, ns: int) -> int:
+    def dispatch_at_once(self, partition: int, start: int, loads: int, waves: int, ns: int) -> int:
         """Do the same if all of them are free at one time."""
         first = partition * WIDTH
         sms = 0
         for k in range(first, first + self.n_instants[partition]):
             sms += self.free_sms[k]
         rounds = loads // sms
-        rest = loads % sms
-        last = at + (rounds * ns + waves - 1) // waves
+        remainder = loads % sms
+        last = start + (rounds * ns + waves - 1) // waves
         end = last
-        if rest:
-            end = at + ((rounds + 1) * ns + waves - 1) // waves
+        if remainder:
+            end = start + ((rounds + 1) * ns + waves - 1) // waves
         self.n_instants[partition] = 1
         self.instant[first] = end
         self.free_sms[first] = sms
         if end > last:
             self.n_instants[partition] = 2
             self.instant[first] = last
-            self.free_sms[first] = sms - rest
+            self.free_sms[first] = sms - remainder
             self.instant[first + 1] = end
-            self.free_sms[first + 1] = rest
+            self.free_sms[first + 1] = remainder
         return end
 
     def dispatch_staggered(self, partition: int, loads: int, waves: int, ns: int, now: int) -> int:
         """Do the same if they come free at several times; in units of 1 / waves ns, a load takes `ns`."""
         first = partition * WIDTH
         n = self.n_instants[partition]
-        left = 0
+        remaining = 0
         total = 0
         last = n - 1
         while last >= 0:  # otherwise all loads are dispatched before the last of these come free
-            at = max(self.instant[first + last], now) * waves
-            left = loads
+            last_free = max(self.instant[first + last], now) * waves
+            remaining = loads
             total = 0
             for k in range(last + 1):
                 begin = max(self.instant[first + k], now) * waves
-                rounds = (at - begin + ns - 1) // ns
-                left -= rounds * self.free_sms[first + k]
+                rounds = (last_free - begin + ns - 1) // ns
+                remaining -= rounds * self.free_sms[first + k]
                 total += self.free_sms[first + k]
                 self.turn_at[k] = begin + rounds * ns
                 self.turn_sms[k] = self.free_sms[first + k]
-            if left > 0:
+            if remaining > 0:
                 break
             last -= 1
         sort_pairs(self.turn_at, self.turn_sms, last + 1)
@@ -113,21 +113,21 @@ class Sms:
             self.after_at[n_after] = self.instant[first + k]
             self.after_sms[n_after] = self.free_sms[first + k]
             n_after += 1
-        full = left // total
-        rest = left % total
+        full = remaining // total
+        remainder = remaining % total
         end = 0
         for k in range(last + 1):
             sms = self.turn_sms[k]
             end_of_full = self.turn_at[k] + full * ns
-            if rest < sms:
+            if remainder < sms:
                 self.after_at[n_after] = (end_of_full + waves - 1) // waves
-                self.after_sms[n_after] = sms - rest
+                self.after_sms[n_after] = sms - remainder
                 n_after += 1
-                if rest == 0:
+                if remainder == 0:
                     end = max(end, end_of_full)
                     continue
-                sms = rest
-            rest -= sms  # these take one more
+                sms = remainder
+            remainder -= sms  # these take one more
             end = end_of_full + ns
             self.after_at[n_after] = (end + waves - 1) // waves
             self.after_sms[n_after] = sms
@@ -168,10 +168,10 @@ def sort_pairs(first: Column, second: Column, n: int) -> None:
     for k in range(1, n):
         a = first[k]
         b = second[k]
-        at = k
-        while at > 0 and (first[at - 1] > a or (first[at - 1] == a and second[at - 1] > b)):
-            first[at] = first[at - 1]
-            second[at] = second[at - 1]
-            at -= 1
-        first[at] = a
-        second[at] = b
+        gap = k
+        while gap > 0 and (first[gap - 1] > a or (first[gap - 1] == a and second[gap - 1] > b)):
+            first[gap] = first[gap - 1]
+            second[gap] = second[gap - 1]
+            gap -= 1
+        first[gap] = a
+        second[gap] = b

@@ -14,6 +14,6 @@ cdef class Stealing:
     cpdef void begin(self, i64 maker) noexcept
     cpdef void add(self, i64 task, i64 op) noexcept
     cpdef void finish(self) noexcept
-    cpdef i64 take(self, i64 who) noexcept
-    cdef void append(self, i64[::1] head, i64[::1] last, i64 which, i64 task) noexcept
-    cdef void push(self, i64 who, i64 task) noexcept
+    cpdef i64 take(self, i64 issuer) noexcept
+    cdef void append(self, i64[::1] head, i64[::1] last, i64 index, i64 task) noexcept
+    cdef void push(self, i64 issuer, i64 task) noexcept

@@ -62,11 +62,11 @@ class Stealing:
         self.cheap, self.pool, self.pool_of = column(cheap), column(pool), column(pool_of)
         # For each pool: its first issuer, and its number of issuers.
         self.first, self.size = zeros(n_pools), zeros(n_pools)
-        for who, of in enumerate(pool_of):
-            if of >= 0:
-                if self.size[of] == 0:
-                    self.first[of] = who
-                self.size[of] += 1
+        for issuer, own_pool in enumerate(pool_of):
+            if own_pool >= 0:
+                if self.size[own_pool] == 0:
+                    self.first[own_pool] = issuer
+                self.size[own_pool] += 1
         # For each task: the tasks before and after it.
         self.before, self.behind = zeros(n_tasks), zeros(n_tasks)
         # First and last of each queue, of each deque, and of each pool's tasks from the start.
@@ -84,17 +84,17 @@ class Stealing:
     def add(self, task: int, op: int) -> None:
         """Take a task that has become eligible."""
         pool = self.pool[op]
-        who = self.maker
-        if who == FROM_THE_START:
+        issuer = self.maker
+        if issuer == FROM_THE_START:
             self.append(self.root, self.root_last, pool, task)
-        elif who < 0 or self.pool_of[who] != pool:
+        elif issuer < 0 or self.pool_of[issuer] != pool:
             self.append(self.deque, self.deque_last, self.first[pool], task)
             self.n_queued[pool] += 1
         elif self.cheap[op]:
-            self.append(self.queue, self.queue_last, who, task)
+            self.append(self.queue, self.queue_last, issuer, task)
         else:
             if self.held >= 0:
-                self.push(who, self.held)
+                self.push(issuer, self.held)
             self.held = task
 
     def finish(self) -> None:
@@ -106,13 +106,13 @@ class Stealing:
                 self.push(self.maker, self.held)
             self.held = NOBODY
 
-    def take(self, who: int) -> int:
+    def take(self, issuer: int) -> int:
         """Return the task that an issuer takes now; -1: none."""
-        pool = self.pool_of[who]
+        pool = self.pool_of[issuer]
         if pool < 0:
             return NOBODY
         if self.root[pool] >= 0:
-            self.begin(who)
+            self.begin(issuer)
             task = self.root[pool]
             self.root[pool] = NOBODY
             while task >= 0:
@@ -120,20 +120,20 @@ class Stealing:
                 self.add(task, task % self.n_nodes)
                 task = behind
             self.finish()
-        task = self.queue[who]
+        task = self.queue[issuer]
         if task >= 0:
-            self.queue[who] = self.behind[task]
+            self.queue[issuer] = self.behind[task]
             return task
         if self.n_queued[pool] == 0:
             return NOBODY
         self.n_queued[pool] -= 1
-        task = self.deque[who]
+        task = self.deque[issuer]
         if task >= 0:
-            self.deque[who] = self.behind[task]
-            if self.deque[who] >= 0:
-                self.before[self.deque[who]] = NOBODY
+            self.deque[issuer] = self.behind[task]
+            if self.deque[issuer] >= 0:
+                self.before[self.deque[issuer]] = NOBODY
             return task
-        victim = who
+        victim = issuer
         while task < 0:  # one of them has a task
             victim += 1
             if victim == self.first[pool] + self.size[pool]:
@@ -147,24 +147,24 @@ class Stealing:
         self.deque_last[victim] = self.before[task]
         return task
 
-    def append(self, head: Column, last: Column, which: int, task: int) -> None:
+    def append(self, head: Column, last: Column, index: int, task: int) -> None:
         """Append a task to a list."""
         self.behind[task] = NOBODY
         self.before[task] = NOBODY
-        if head[which] < 0:
-            head[which] = task
+        if head[index] < 0:
+            head[index] = task
         else:
-            self.before[task] = last[which]
-            self.behind[last[which]] = task
-        last[which] = task
+            self.before[task] = last[index]
+            self.behind[last[index]] = task
+        last[index] = task
 
-    def push(self, who: int, task: int) -> None:
+    def push(self, issuer: int, task: int) -> None:
         """Put a task at the front of an issuer's deque."""
         self.before[task] = NOBODY
-        self.behind[task] = self.deque[who]
-        if self.deque[who] < 0:
-            self.deque_last[who] = task
+        self.behind[task] = self.deque[issuer]
+        if self.deque[issuer] < 0:
+            self.deque_last[issuer] = task
         else:
-            self.before[self.deque[who]] = task
-        self.deque[who] = task
-        self.n_queued[self.pool_of[who]] += 1
+            self.before[self.deque[issuer]] = task
+        self.deque[issuer] = task
+        self.n_queued[self.pool_of[issuer]] += 1

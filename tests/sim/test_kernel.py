@@ -339,9 +339,9 @@ def test_what_64_bits_cannot_count_is_refused() -> None:
 
 
 def test_what_32_bits_cannot_count_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sim.kernel.columns._MOST", 15)  # (3 ops + 2 * 2 edges) * 2 and a stream
+    monkeypatch.setattr("sim.kernel.columns._MAX_COUNT", 15)  # (3 ops + 2 * 2 edges) * 2 and a stream
     assert refusal(ReadyQueue()) is None
-    monkeypatch.setattr("sim.kernel.columns._MOST", 14)
+    monkeypatch.setattr("sim.kernel.columns._MAX_COUNT", 14)
     assert refusal(ReadyQueue()) == "the run may have more tasks than 32 bits can count"
 
 

@@ -68,7 +68,7 @@ def assert_everybody_has_a_bottleneck(capacity: list[int], routes: list[list[int
     for link, c in enumerate(capacity):
         assert sum(rate[r] * flows[r] for r in users[link]) <= c
     for r in rate:
-        link = solver.at[r]
+        link = solver.bottleneck[r]
         assert link in routes[r]
         assert sum(rate[other] * flows[other] for other in users[link]) == capacity[link]
         assert rate[r] == max(rate[other] for other in users[link])
