@@ -140,7 +140,7 @@ def why_not_at(trace: Trace, policy: str, op: str, at_ns: int) -> str:
 
     row = results.row_of(trace, op)
     held = None if row is None else held_at(schedule_of(trace, "", policy=policy), row, at_ns)
-    return f"\n  at {format_duration(at_ns)} {held.told}" if held else ""
+    return f"\n  at {format_duration(at_ns)} {held.sentence}" if held else ""
 
 
 def held_at_the_peak(trace: Trace, device: str, nbytes: int) -> str:

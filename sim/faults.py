@@ -67,7 +67,7 @@ class SpeedProfile:
         self._rates: list[Fraction | int] = []  # whole where they can be: much faster
         self._done: list[Fraction | int] = []  # work done from time 0 to `_from_ns`
         self._until_ns = 0  # the rates are known up to there
-        self._read_on()
+        self._extend()
 
     def rate(self, time_ns: int) -> tuple[Fraction | int, int]:
         """Return the rate at a time, and until when it holds at least."""
@@ -79,44 +79,44 @@ class SpeedProfile:
         k = self._segment(time_ns)
         return self._done[k] + self._rates[k] * (time_ns - self._from_ns[k])
 
-    def when(self, work: Fraction | int) -> int | None:
+    def completion_ns(self, work: Fraction | int) -> int | None:
         """Return the first whole ns at which so much work has been done since time 0; None: never."""
         while self._until_ns < FOREVER and self.work_done(self._until_ns - 1) < work:
-            self._read_on()
+            self._extend()
         k = max(bisect_right(self._done, work) - 1, 0)
         while k and self._done[k] == work and self._done[k - 1] == work:
             k -= 1  # all was done when the standstill began
-        left = work - self._done[k]
-        if not left:
+        remaining = work - self._done[k]
+        if not remaining:
             return self._from_ns[k]
-        return self._from_ns[k] + -(-left // self._rates[k]) if self._rates[k] else None
+        return self._from_ns[k] + -(-remaining // self._rates[k]) if self._rates[k] else None
 
     def end_ns(self, start_ns: int, work: int) -> int | None:
         """Return the first whole ns at which work that begins at `start_ns` is done; None: never."""
-        return start_ns if not work else self.when(self.work_done(start_ns) + work)
+        return start_ns if not work else self.completion_ns(self.work_done(start_ns) + work)
 
     def _segment(self, time_ns: int) -> int:
         while self._until_ns <= time_ns:
-            self._read_on()
+            self._extend()
         return bisect_right(self._from_ns, time_ns) - 1
 
-    def _read_on(self) -> None:
+    def _extend(self) -> None:
         """Learn the rate from `_until_ns` to the next change."""
-        now = self._until_ns
-        while self._next is not None and self._next.start_ns <= now:
-            if self._next.end_ns > now:
+        now_ns = self._until_ns
+        while self._next is not None and self._next.start_ns <= now_ns:
+            if self._next.end_ns > now_ns:
                 self._number += 1
                 heappush(self._under_way, (self._next.end_ns, self._number, self._next.factor))
             self._next = next(self._windows, None)
-        while self._under_way and self._under_way[0][0] <= now:
+        while self._under_way and self._under_way[0][0] <= now_ns:
             heappop(self._under_way)
         factors = [factor for _, _, factor in self._under_way]
         slowest = max((factor for factor in factors if factor is not None), default=None)
         if self._from_ns:
-            self._done.append(self._done[-1] + self._rates[-1] * (now - self._from_ns[-1]))
+            self._done.append(self._done[-1] + self._rates[-1] * (now_ns - self._from_ns[-1]))
         else:
             self._done.append(0)
-        self._from_ns.append(now)
+        self._from_ns.append(now_ns)
         self._rates.append(0 if None in factors else 1 if slowest is None else 1 / slowest)
         if any(end_ns == FOREVER and factor is None for end_ns, _, factor in self._under_way):
             self._until_ns = FOREVER  # it stands still for good
@@ -170,7 +170,7 @@ class FaultEvent(NamedTuple):
 
 def arrivals(sources: Sequence[Source], machines: int, seed: int) -> Iterator[FaultEvent]:
     """Yield what happens to machines, by time, source and component; for ever where there is a rate."""
-    yield from merge(*(_of_one(source, n, machines, seed) for n, source in enumerate(sources)))
+    yield from merge(*(_arrivals_of_source(source, n, machines, seed) for n, source in enumerate(sources)))
 
 
 def times_of(source: Source, component: int, seed: int) -> Iterator[int]:
@@ -189,21 +189,21 @@ def times_of(source: Source, component: int, seed: int) -> Iterator[int]:
         yield from (time_ns for time_ns, machine in sorted(source.at) if machine == component)
         return
     mean, key = float(source.mtbf_ns), [seed, *b"failures", *source.name.encode()]
-    time_ns = _whole(np.random.default_rng(key).exponential(mean, component + 1)[component])
+    time_ns = _whole_ns(np.random.default_rng(key).exponential(mean, component + 1)[component])
     stream = np.random.default_rng([*key, 0, component])
     while True:
         yield time_ns
-        time_ns += _whole(stream.exponential(mean))
+        time_ns += _whole_ns(stream.exponential(mean))
 
 
-def _of_one(source: Source, number: int, machines: int, seed: int) -> Iterator[FaultEvent]:
+def _arrivals_of_source(source: Source, number: int, machines: int, seed: int) -> Iterator[FaultEvent]:
     if source.mtbf_ns is None:
         yield from (FaultEvent(time_ns, number, machine) for time_ns, machine in sorted(source.at))
         return
     mean, key = float(source.mtbf_ns), [seed, *b"failures", *source.name.encode()]
     # The first gap of component i is draw i of one stream. Few need more: these are of a stream of its own.
     first = np.random.default_rng(key).exponential(mean, machines * source.per_machine).tolist()
-    coming = [(_whole(gap), component) for component, gap in enumerate(first)]
+    coming = [(_whole_ns(gap), component) for component, gap in enumerate(first)]
     heapify(coming)
     streams: dict[int, np.random.Generator] = {}
     while True:
@@ -211,13 +211,13 @@ def _of_one(source: Source, number: int, machines: int, seed: int) -> Iterator[F
         yield FaultEvent(time_ns, number, component // source.per_machine)
         if component not in streams:
             streams[component] = np.random.default_rng([*key, 0, component])
-        heapreplace(coming, (time_ns + _whole(streams[component].exponential(mean)), component))
+        heapreplace(coming, (time_ns + _whole_ns(streams[component].exponential(mean)), component))
 
 
 _LATEST: Final = float(LATEST_NS)
 
 
-def _whole(gap: float) -> int:
+def _whole_ns(gap: float) -> int:
     """Return a gap in whole ns, rounded half up."""
     return int(min(gap, _LATEST) + 0.5)
 
@@ -360,9 +360,9 @@ def failures_of(faults: Faults, machine: Machine, seed: int) -> Iterator[Failed]
 
 def _failures(cause: Cause, machine: Machine, seed: int) -> Iterator[Failed]:
     silent = cause.silent or cause.kind == "link"
-    for time_ns, _, place in arrivals((cause,), len(cause.parts), seed):
+    for time_ns, _, position in arrivals((cause,), len(cause.parts), seed):
         back_ns = None if cause.lasts_ns is None else time_ns + cause.lasts_ns
-        part = cause.parts[place]
+        part = cause.parts[position]
         name = part_name(machine, cause.kind, part)
         yield Failed(time_ns, back_ns, cause.name, cause.kind, name, part, silent)
 
@@ -396,17 +396,17 @@ class Conditions:
 
     def failures_of_devices(self) -> Iterator[Failed]:
         """Yield how each device and worker fails first; one that failed is not back in the same attempt."""
-        of = [cause for cause in self.faults.causes if cause.factor is None and cause.kind != "link"]
-        left: set[tuple[PartKind, int]] = set()
-        for cause in of:
-            at = [place for time_ns, place in cause.at if time_ns > self.from_ns or not self.from_ns]
-            places = at if cause.mtbf_ns is None else range(len(cause.parts))
-            left |= {(cause.kind, cause.parts[place]) for place in places}
-        failures = self._failures(replace(self.faults, causes=tuple(of)))
-        while left:
+        causes = [cause for cause in self.faults.causes if cause.factor is None and cause.kind != "link"]
+        pending: set[tuple[PartKind, int]] = set()
+        for cause in causes:
+            due = [position for time_ns, position in cause.at if time_ns > self.from_ns or not self.from_ns]
+            places = due if cause.mtbf_ns is None else range(len(cause.parts))
+            pending |= {(cause.kind, cause.parts[position]) for position in places}
+        failures = self._failures(replace(self.faults, causes=tuple(causes)))
+        while pending:
             failed = next(failures)
-            if (failed.kind, failed.part) in left:
-                left.remove((failed.kind, failed.part))
+            if (failed.kind, failed.part) in pending:
+                pending.remove((failed.kind, failed.part))
                 yield failed
 
     def _failures(self, faults: Faults) -> Iterator[Failed]:
@@ -431,10 +431,10 @@ class Conditions:
         machine = self._machine
         workers = [[machine.device_index(name) for name in host.serves] for host in machine.hosts_in_order]
         return self._paces(
-            (device, cause, place)
+            (device, cause, position)
             for cause in self.faults.causes
             if cause.factor is not None and cause.kind != "link"
-            for place, part in enumerate(cause.parts)
+            for position, part in enumerate(cause.parts)
             for device in (workers[part] if cause.kind == "worker" else [part])
         )
 
@@ -457,23 +457,23 @@ class Conditions:
 
     def _paces_of_links(self, causes: Iterable[Cause]) -> dict[int, SpeedProfile]:
         return self._paces(
-            (self._machine.channels[part], cause, place)
+            (self._machine.channels[part], cause, position)
             for cause in causes
             if cause.kind == "link"
-            for place, part in enumerate(cause.parts)
+            for position, part in enumerate(cause.parts)
         )
 
-    def _paces(self, met: Iterable[tuple[int, Cause, int]]) -> dict[int, SpeedProfile]:
-        windows: dict[int, list[Iterator[Window]]] = {}
-        for part, cause, place in met:
+    def _paces(self, affected: Iterable[tuple[int, Cause, int]]) -> dict[int, SpeedProfile]:
+        spans: dict[int, list[Iterator[Window]]] = {}
+        for part, cause, position in affected:
             if cause.lasts_ns == 0:
                 continue
-            windows.setdefault(part, []).append(self._windows(cause, place))
-        return {part: SpeedProfile(merge(*of, key=attrgetter("start_ns"))) for part, of in windows.items()}
+            spans.setdefault(part, []).append(self._windows(cause, position))
+        return {part: SpeedProfile(merge(*seqs, key=attrgetter("start_ns"))) for part, seqs in spans.items()}
 
-    def _windows(self, cause: Cause, place: int) -> Iterator[Window]:
+    def _windows(self, cause: Cause, position: int) -> Iterator[Window]:
         """Yield when a cause meets the part at a place of its list."""
-        for time_ns in times_of(cause, place, self._seed):
+        for time_ns in times_of(cause, position, self._seed):
             start_ns = time_ns - self.from_ns
             end_ns = FOREVER if cause.lasts_ns is None else start_ns + cause.lasts_ns
             if end_ns > 0:
@@ -500,7 +500,7 @@ class Conditions:
         StuckError
             The links change too often meanwhile.
         """
-        left: Fraction | int = nbytes * NS_PER_S
+        remaining: Fraction | int = nbytes * NS_PER_S
         time_ns = start_ns
         for _ in range(MOST_FAILURES):
             now = [(*self._rate_of_link(link, time_ns), bandwidth) for link, bandwidth in links]
@@ -510,15 +510,15 @@ class Conditions:
                     return None
                 continue
             rates = [rate * bandwidth for rate, _, bandwidth in now if bandwidth is not None]
-            if not rates or not left:
+            if not rates or not remaining:
                 return time_ns
-            until_ns, there_ns = min(until for _, until, _ in now), time_ns + int(-(-left // min(rates)))
+            until_ns, there_ns = min(end for _, end, _ in now), time_ns + int(-(-remaining // min(rates)))
             if there_ns <= until_ns:
                 return there_ns
-            left -= min(rates) * (until_ns - time_ns)
+            remaining -= min(rates) * (until_ns - time_ns)
             time_ns = until_ns
         names = " and ".join(self._machine.links[link].name for link, _ in links if link in self.link_paces)
         raise StuckError(
             f"a transfer of {format_bytes(nbytes)} met {MOST_FAILURES:,} changes of {names} by "
-            f"{format_duration(time_ns)}, and {format_bytes(int(left // NS_PER_S))} are left"
+            f"{format_duration(time_ns)}, and {format_bytes(int(remaining // NS_PER_S))} are left"
         )

@@ -191,10 +191,10 @@ def with_processes(job: Job) -> Job:
         if len(users) > 1 and device.for_processes is not None:
             # Each has streams of its own, assigned as if the others were not there.
             devices[d] = device.for_processes(device, len(users))
-            for place, process in enumerate(users.tolist()):
-                here = (job.device_of == d) & (process_of == process)
-                lane[here] = _lanes_alone(job, process_of == process)[here] + place * device.streams
-    hosts = [host for each in machine.hosts_in_order for host in _of_each(each, machine, names)]
+            for index, process in enumerate(users.tolist()):
+                ops = (job.device_of == d) & (process_of == process)
+                lane[ops] = _lanes_of_process(job, process_of == process)[ops] + index * device.streams
+    hosts = [host for shared in machine.hosts_in_order for host in _hosts_by_process(shared, machine, names)]
     return replace(
         job,
         machine=replace(machine, devices=tuple(devices), hosts=tuple(hosts)),
@@ -206,34 +206,34 @@ def with_processes(job: Job) -> Job:
 
 def _process_of(graph: Graph, names: Sequence[str]) -> IntArray:
     """Return the process of each op: as it says, else that of its neighbours."""
-    found = np.full(len(graph), UNSET)
+    process_of = np.full(len(graph), UNSET)
     for op, process in graph.attribute("process").items():
-        found[op] = names.index(str(process))
-    if (found == UNSET).any():
+        process_of[op] = names.index(str(process))
+    if (process_of == UNSET).any():
         edges = graph.edges
         pairs = list(zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True))
-        of, before = found.tolist(), None
-        while of != before:  # from producers to consumers and back, until nothing changes
-            before = list(of)
+        current, previous = process_of.tolist(), None
+        while current != previous:  # from producers to consumers and back, until nothing changes
+            previous = list(current)
             for a, b in (*pairs, *reversed(pairs)):
-                if of[a] == UNSET:
-                    of[a] = of[b]
-                elif of[b] == UNSET:
-                    of[b] = of[a]
-        found = np.maximum(np.array(of, np.int64), 0)  # without such neighbours, the first
-    return found
+                if current[a] == UNSET:
+                    current[a] = current[b]
+                elif current[b] == UNSET:
+                    current[b] = current[a]
+        process_of = np.maximum(np.array(current, np.int64), 0)  # without such neighbours, the first
+    return process_of
 
 
-def _of_each(host: Host, machine: Machine, names: Sequence[str]) -> list[Host]:
+def _hosts_by_process(host: Host, machine: Machine, names: Sequence[str]) -> list[Host]:
     """Return a host as each process has it; one whose threads are workers of a CPU is that of all."""
     if any(machine.devices[machine.device_index(name)].workers for name in host.serves):
         return [host]
     return [replace(host, name=f"{host.name}/{name}", process=name) for name in names]
 
 
-def _lanes_alone(job: Job, mine: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> IntArray:
+def _lanes_of_process(job: Job, selected: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> IntArray:
     """Return the stream that each op has within its device when ops of one process are assigned first."""
     if job.streams is None:
-        return np.zeros(len(mine), np.int64)
-    first = np.concatenate((job.order[mine[job.order]], job.order[~mine[job.order]]))
+        return np.zeros(len(selected), np.int64)
+    first = np.concatenate((job.order[selected[job.order]], job.order[~selected[job.order]]))
     return np.asarray(job.streams.assign(replace(job, linearize=Decided(first.tolist()))), np.int64)

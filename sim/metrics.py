@@ -155,17 +155,17 @@ def link_use(trace: Record) -> dict[str, LinkUse]:
     cover = Cover(crowded, int(moved.end_ns.max(initial=0)))
     contended = sums_by(group, cover.between(start, end, medium[group]), n)
     return {
-        each.name: LinkUse(
+        spec.name: LinkUse(
             int(nbytes[k]),
             busy[k],
             _share(busy[k], trace.makespan_ns),
             count[k],
-            int(contended[k]) if each.is_contended else 0,
+            int(contended[k]) if spec.is_contended else 0,
             None
-            if each.bandwidth_bytes_per_s is None
-            else _share(int(nbytes[k]) * NS_PER_S, each.bandwidth_bytes_per_s * trace.makespan_ns),
+            if spec.bandwidth_bytes_per_s is None
+            else _share(int(nbytes[k]) * NS_PER_S, spec.bandwidth_bytes_per_s * trace.makespan_ns),
         )
-        for k, each in enumerate(trace.job.machine.links)
+        for k, spec in enumerate(trace.job.machine.links)
     }
 
 
@@ -174,8 +174,8 @@ def _peaks(trace: Record) -> dict[str, tuple[int | None, ...]]:
     if trace.memory is None:
         return {name: (nbytes, None) for name, nbytes in peak_bytes(trace).items()}
     logs = {device.name: trace.log_of(d) for d, device in enumerate(trace.job.machine.devices)}
-    most = ("in_use", "reserved")
-    return {name: tuple(int(log[of].max(initial=0)) for of in most) for name, log in logs.items()}
+    columns = ("in_use", "reserved")
+    return {name: tuple(int(log[column].max(initial=0)) for column in columns) for name, log in logs.items()}
 
 
 def _share(part: int, whole: int) -> float:
@@ -232,7 +232,7 @@ def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
         "tasks": int(trace.job.machine.stands_for[trace.device[trace.executed]].sum()),
         **({} if folding is None else {"folded": folding.report()}),
         **failures,
-        **{key: told for key, told in parallel.items() if told},
+        **{key: value for key, value in parallel.items() if value},
         **objectives(trace),
         "devices": {
             name: {
@@ -249,7 +249,7 @@ def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
         },
         "unused_devices": unused_devices(trace)
         if folding is None
-        else [each.name for each in folding.unused if each.kind != "switch"],
+        else [device.name for device in folding.unused if device.kind != "switch"],
         "pipeline": None,
         "expect": [],
     }

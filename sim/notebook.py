@@ -39,7 +39,7 @@ _MOST_ROWS: Final = 20
 """Of more rows a table shows so many, and says how many it leaves out."""
 
 
-_AS_TYPED: Final = "background:none;font-family:monospace;white-space:pre;overflow-x:auto"
+_PREFORMATTED: Final = "background:none;font-family:monospace;white-space:pre;overflow-x:auto"
 
 
 def card(title: str, facts: Iterable[str] = (), *tables: Rows, text: str = "") -> str:
@@ -64,7 +64,7 @@ def card(title: str, facts: Iterable[str] = (), *tables: Rows, text: str = "") -
     </tbody></table></div>
     """
     lines = "<br>".join([f"<strong>{escape(title)}</strong>", *map(escape, facts)])
-    typed = [f'<pre style="{_AS_TYPED}">{escape(text)}</pre>'] if text else []
+    typed = [f'<pre style="{_PREFORMATTED}">{escape(text)}</pre>'] if text else []
     return "\n".join([f"<div>{lines}", *typed, *(_table(rows) for rows in tables if rows)]) + "</div>"
 
 
@@ -75,13 +75,13 @@ def card_of(title: str, sections: Sequence[Section]) -> str:
 
 
 def _table(rows: Rows) -> str:
-    shown, columns = rows[:_MOST_ROWS], list(rows[0])
-    sides = {column: "right" if _of_numbers(shown, column) else "left" for column in columns}
+    visible, columns = rows[:_MOST_ROWS], list(rows[0])
+    sides = {column: "right" if _of_numbers(visible, column) else "left" for column in columns}
     lines = [
         "".join(f'<td style="text-align:{sides[column]}">{escape(row[column])}</td>' for column in columns)
-        for row in shown
+        for row in visible
     ]
-    if more := len(rows) - len(shown):
+    if more := len(rows) - len(visible):
         lines.append(f'<td style="text-align:left" colspan="{len(columns)}">... {more:,} more</td>')
     head = "".join(f'<th style="text-align:{sides[column]}">{escape(column)}</th>' for column in columns)
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
@@ -112,13 +112,13 @@ def alike(things: Iterable[_T], row: Callable[[_T], Mapping[str, str]], name: Ca
     ]
 
 
-def columns_that_speak(rows: Rows) -> Rows:
+def filled_columns(rows: Rows) -> Rows:
     """Return rows without the columns in which no cell says anything.
 
     Examples
     --------
-    >>> columns_that_speak([{"device": "gpu0", "gap": ""}])
+    >>> filled_columns([{"device": "gpu0", "gap": ""}])
     [{'device': 'gpu0'}]
     """
-    said = [column for column in (rows[0] if rows else ()) if any(row[column] for row in rows)]
-    return [{column: row[column] for column in said} for row in rows]
+    filled = [column for column in (rows[0] if rows else ()) if any(row[column] for row in rows)]
+    return [{column: row[column] for column in filled} for row in rows]

@@ -46,13 +46,13 @@ def jobs_of(graph: Graph) -> IntArray:
     edges = graph.edges.within_iteration()
     first = np.arange(len(graph))
     while True:  # everybody takes the least of its neighbours, and of who that one had taken
-        least = first.copy()
+        smallest = first.copy()
         for one, other in ((edges.producer, edges.consumer), (edges.consumer, edges.producer)):
-            np.minimum.at(least, one, first[other])
-        least = np.minimum(least, least[least])
-        if np.array_equal(least, first):
+            np.minimum.at(smallest, one, first[other])
+        smallest = np.minimum(smallest, smallest[smallest])
+        if np.array_equal(smallest, first):
             return np.unique(first, return_inverse=True)[1]
-        first = least
+        first = smallest
 
 
 def released_ns(graph: Graph) -> IntArray:
@@ -71,7 +71,7 @@ def weighted_tardiness_ns(trace: Record) -> int | None:
         return None
     devices = trace.job.machine.stands_for[trace.device]
     rows = trace.counts[trace.tasks["iteration"]]
-    columns = (each[rows].tolist() for each in (trace.tasks["op"], trace.tasks["end_ns"], devices))
+    columns = (column[rows].tolist() for column in (trace.tasks["op"], trace.tasks["end_ns"], devices))
     late = ((end, n, *due[op]) for op, end, n in zip(*columns, strict=True) if op in due)
     return int(sum(n * weight * max(0, end - due_ns) for end, n, due_ns, weight in late))
 
@@ -93,9 +93,9 @@ def n_jobs(job: Job) -> int:
 def _copies_of_jobs(job: Job) -> IntArray:
     """Return how many devices run each job: more than one where ranks are folded."""
     number = jobs_of(job.graph)
-    found = np.ones(int(number.max(initial=-1)) + 1, np.int64)
-    found[number] = job.machine.stands_for[job.device_of]
-    return found
+    copies = np.ones(int(number.max(initial=-1)) + 1, np.int64)
+    copies[number] = job.machine.stands_for[job.device_of]
+    return copies
 
 
 def mean_flow_time_ns(trace: Record) -> int | float | None:
@@ -109,13 +109,13 @@ def mean_flow_time_ns(trace: Record) -> int | float | None:
 
 def energy_pj(trace: Record) -> int | None:
     """Return what the devices draw until the makespan, in pJ (mW times ns); None: no power is given."""
-    machine, whole = trace.job.machine, trace.makespan_ns
+    machine, makespan = trace.job.machine, trace.makespan_ns
     unused = () if machine.folding is None else machine.folding.unused
     lengths = union(trace.begins_ns, trace.occupied_until_ns, trace.device).lengths(len(machine.devices))
     rows = [*zip(machine.devices, lengths.tolist(), machine.stands_for.tolist(), strict=True)]
     rows += [(device, 0, 1) for device in unused]
     drawn = [
-        devices * (power.idle * whole + (power.busy - power.idle) * busy_ns)
+        devices * (power.idle * makespan + (power.busy - power.idle) * busy_ns)
         for device, busy_ns, devices in rows
         if (power := device.details.power)
     ]
@@ -135,10 +135,10 @@ OBJECTIVES: Final[Mapping[str, tuple[Callable[[Record], Any], str]]] = {
 
 def objectives(trace: Record) -> dict[str, Any]:
     """Return what a run came to in what its ops and devices ask for."""
-    asked = [*map(trace.job.graph.attribute, ("release", "due", "weight"))]
-    found = {
-        key: known(trace)
-        for key, (known, _) in OBJECTIVES.items()
-        if key != "mean_flow_time_ns" or any(asked)
+    constraints = [*map(trace.job.graph.attribute, ("release", "due", "weight"))]
+    values = {
+        key: function(trace)
+        for key, (function, _) in OBJECTIVES.items()
+        if key != "mean_flow_time_ns" or any(constraints)
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}

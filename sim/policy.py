@@ -206,12 +206,12 @@ def check_attributes(policy: Policy) -> None:
         An unknown word (the message names the nearest known one), or a verb that is not callable.
     """
     name = type(policy).__name__
-    for key, known in _WORDS.items():
-        if (found := getattr(policy, key)) not in known:
-            raise InputError(f"policy {name} has {key} {found!r}{hint(str(found), map(str, known))}")
+    for key, accepted in _WORDS.items():
+        if (value := getattr(policy, key)) not in accepted:
+            raise InputError(f"policy {name} has {key} {value!r}{hint(str(value), map(str, accepted))}")
     for verb in _VERBS:
-        if not callable(found := getattr(policy, verb)):
-            raise InputError(f"policy {name} has {verb} {found!r}, which should be a method")
+        if not callable(value := getattr(policy, verb)):
+            raise InputError(f"policy {name} has {verb} {value!r}, which should be a method")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -255,18 +255,18 @@ def _check_order(policy: Policy, job: Job, order: Order | None) -> Order | None:
     """Return the order after checking it, so that the kernel can trust its numbers."""
     if order is None:
         return None
-    whose, names = f"{type(policy).__name__}.as_data", job.graph.op_names
+    source, names = f"{type(policy).__name__}.as_data", job.graph.op_names
     if not isinstance(order, Order):
-        raise InputError(f"{whose} returned {type(order).__name__}, should be a sim.policy.Order or None")
-    for name, found, known in (("kind", order.kind, get_args(Kind)), ("per", order.per, get_args(Per))):
-        if found not in known:
-            raise InputError(f"{whose}: {name} is {found!r}{hint(str(found), known)}")
-    most: Any
-    for name, most in (("window", order.window), ("in_flight", order.in_flight)):
-        if most is not None and (isinstance(most, bool) or not isinstance(most, Integral) or most < 1):
-            raise InputError(f"{whose}: {name} is {most!r}, should be a whole number from 1 on, or None")
+        raise InputError(f"{source} returned {type(order).__name__}, should be a sim.policy.Order or None")
+    for name, value, accepted in (("kind", order.kind, get_args(Kind)), ("per", order.per, get_args(Per))):
+        if value not in accepted:
+            raise InputError(f"{source}: {name} is {value!r}{hint(str(value), accepted)}")
+    limit: Any
+    for name, limit in (("window", order.window), ("in_flight", order.in_flight)):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, Integral) or limit < 1):
+            raise InputError(f"{source}: {name} is {limit!r}, should be a whole number from 1 on, or None")
     if order.per != "group" and (order.kind != "place" or order.window != 1):
-        raise InputError(f"{whose}: per is {order.per!r}, which takes the kind 'place' and a window of 1")
+        raise InputError(f"{source}: per is {order.per!r}, which takes the kind 'place' and a window of 1")
 
     n, issuers = len(names), len(job.machine.issuers())
     pools = n + 2 * issuers
@@ -278,47 +278,47 @@ def _check_order(policy: Policy, job: Job, order: Order | None) -> Order | None:
         ("pool_of_issuer", issuers, UNSET, pools),
     ):
         if (column := getattr(order, name)) is not None:
-            of = () if name == "pool_of_issuer" else names
-            checked[name] = whole_numbers(column, f"{whose}: {name}", rows, least=least, below=below, of=of)
+            ops = () if name == "pool_of_issuer" else names
+            checked[name] = whole_numbers(column, f"{source}: {name}", rows, least=least, below=below, of=ops)
     order = order._replace(**checked)
     if order.kind == "place":
-        return order._replace(programs=_programs(whose, job, order))
+        return order._replace(programs=_programs(source, job, order))
     if order.kind in ("keep", "steal"):
-        _check_pools(whose, job, order)
+        _check_pools(source, job, order)
     return order
 
 
-def _programs(whose: str, job: Job, order: Order) -> list[IntArray]:
+def _programs(source: str, job: Job, order: Order) -> list[IntArray]:
     """Return the programs after checking that they have every task once, where an issuer may take it."""
     n, names = len(job.graph), job.graph.op_names
     tasks = n * job.iterations if order.per == "issuer" else n
-    wanted = {"group": job.n_groups, "machine": 1, "issuer": len(job.machine.issuers())}[order.per]
-    if not isinstance(order.programs, Sequence) or len(order.programs) != wanted:
-        found = len(order.programs) if isinstance(order.programs, Sequence) else repr(order.programs)
-        raise InputError(f"{whose}: programs are {found}, should be {wanted}, one for each {order.per}")
-    programs = [whole_numbers(program, f"{whose}: a program", below=tasks) for program in order.programs]
+    expected = {"group": job.n_groups, "machine": 1, "issuer": len(job.machine.issuers())}[order.per]
+    if not isinstance(order.programs, Sequence) or len(order.programs) != expected:
+        count = len(order.programs) if isinstance(order.programs, Sequence) else repr(order.programs)
+        raise InputError(f"{source}: programs are {count}, should be {expected}, one for each {order.per}")
+    programs = [whole_numbers(program, f"{source}: a program", below=tasks) for program in order.programs]
     times = np.bincount(np.concatenate(programs), minlength=tasks)
     if (times != 1).any():
         key = int((times != 1).argmax())
         raise InputError(
-            f"{whose}: the programs have op {names[key % n]!r} {times[key]} times, should have it once"
+            f"{source}: the programs have op {names[key % n]!r} {times[key]} times, should have it once"
         ).about(names[key % n])
     for group, program in enumerate(programs if order.per == "group" else ()):
         if (elsewhere := job.group_of[program] != group).any():
             op = int(program[elsewhere.argmax()])
             raise InputError(
-                f"{whose}: the program of group {group} has op {names[op]!r}, which is of group "
+                f"{source}: the program of group {group} has op {names[op]!r}, which is of group "
                 f"{job.group_of[op]}"
             ).about(names[op])
     return programs
 
 
-def _check_pools(whose: str, job: Job, order: Order) -> None:
+def _check_pools(source: str, job: Job, order: Order) -> None:
     """Raise if a pool's issuers may not take its ops, or are not neighbours."""
     names = job.graph.op_names
     for name in ("pool", "pool_of_issuer", *(["cheap"] if order.kind == "steal" else ())):
         if getattr(order, name) is None:
-            raise InputError(f"{whose}: the kind {order.kind!r} takes {name}, which is None")
+            raise InputError(f"{source}: the kind {order.kind!r} takes {name}, which is None")
     assert order.pool is not None
     assert order.pool_of_issuer is not None
     group = np.array([issuer.group for issuer in job.machine.issuers()])
@@ -326,12 +326,12 @@ def _check_pools(whose: str, job: Job, order: Order) -> None:
     for pool in np.unique(order.pool_of_issuer[order.pool_of_issuer >= 0]).tolist():
         members = np.flatnonzero(order.pool_of_issuer == pool)
         if len(np.unique(group[members])) > 1 or members[-1] - members[0] >= len(members):
-            raise InputError(f"{whose}: the issuers of pool {pool} should be neighbours in one group")
+            raise InputError(f"{source}: the issuers of pool {pool} should be neighbours in one group")
         group_of[pool] = group[members[0]]
     takers = group_of[order.pool]
     wrong = (takers != job.group_of) & ((takers != UNSET) | (order.kind == "steal"))
     if wrong.any():
         op = int(wrong.argmax())
         raise InputError(
-            f"{whose}: op {names[op]!r} is of pool {order.pool[op]}, whose issuers may not take it"
+            f"{source}: op {names[op]!r} is of pool {order.pool[op]}, whose issuers may not take it"
         ).about(names[op])

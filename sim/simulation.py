@@ -101,10 +101,10 @@ def simulate(
     """
     if not isinstance(policy, Policy):
         raise InputError(f"policy should be an instance of a policy, such as ReadyQueue(), not {policy!r}")
-    for given, wanted in ((graph, Graph), (machine, Machine), (noise, Noise), (faults, Faults)):
-        if not isinstance(given, wanted) and (given is not None or wanted in (Graph, Machine)):
-            what = "what build() returns" if hasattr(given, "build") else f"not {given!r}"
-            raise InputError(f"{wanted.__name__.lower()} should be a {wanted.__name__}, {what}")
+    for argument, kind in ((graph, Graph), (machine, Machine), (noise, Noise), (faults, Faults)):
+        if not isinstance(argument, kind) and (argument is not None or kind in (Graph, Machine)):
+            found = "what build() returns" if hasattr(argument, "build") else f"not {argument!r}"
+            raise InputError(f"{kind.__name__.lower()} should be a {kind.__name__}, {found}")
     if memory is not None:
         require_call("memory", memory, "job", "context")
     for device in {id(device.processor): device for device in machine.devices if device.processor}.values():

@@ -45,9 +45,9 @@ class Trace(Record):
         from sim.metrics import summary
         from sim.notebook import card
 
-        told = summary(self)
+        results = summary(self)
         title = f"Trace of {self.job.graph.name} under {self.policy}"
-        return card(title, summary_lines(self, told), device_rows(told))
+        return card(title, summary_lines(self, results), device_rows(results))
 
     def plan(self, *, timed: bool = False) -> Plan:
         """Return the run's decisions: order on every stream, waits, order of issue; see `plan_of`."""

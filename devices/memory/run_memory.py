@@ -317,7 +317,7 @@ class TokenMemory(TensorMemory):
 
     # -- sim.readiness.tokens.TokenWatcher --------------------------------------------------
 
-    def came(self, task: Task, slot: int, consumer: int, place: object, late: bool) -> None:
+    def on_token(self, task: Task, slot: int, consumer: int, place: object, late: bool) -> None:
         """Note that a token of `task` is kept for a reader."""
         key = self._refs[task.id].gives.get(slot)
         if key is None:  # it has no bytes, or they are there from the beginning

@@ -11,7 +11,7 @@ from scenarios.report.diff import Answer
 from sim.base.errors import shorten
 from sim.base.units import format_count, format_duration
 from sim.diff.differences import Differences
-from sim.diff.propagated_delays import told_apart
+from sim.diff.propagated_delays import distinct_durations
 from sim.explain.idle import REASONS
 from sim.explain.makespan_breakdown import change_text
 from sim.export.tables import percent, text_table
@@ -80,7 +80,7 @@ def _both(rows: Sequence[dict[str, Any]], *names: str) -> list[dict[str, str]]:
 
 def _makespans(diff: Differences) -> str:
     a, b = diff.a.makespan_ns, diff.b.makespan_ns
-    ns = told_apart(a, b)
+    ns = distinct_durations(a, b)
     text = f"makespan {ns[0]} in A, {ns[1]} in B: "
     if a == b:
         return f"{text}the same"
@@ -119,7 +119,7 @@ def _print_first(first: dict[str, Any]) -> None:
     name = a["name"] if a["name"] == b["name"] else f"{a['name']} ({b['name']} in B)"
     later_ns = b["start_ns"] - a["start_ns"]
     shift = f"{format_duration(abs(later_ns))} {'later' if later_ns > 0 else 'earlier'}"
-    starts = told_apart(a["start_ns"], b["start_ns"])
+    starts = distinct_durations(a["start_ns"], b["start_ns"])
     times = f"starts at {starts[0]} in A, {starts[1]} in B: {shift}"
     print(f"\n{strong('First to move:')} {_short(name)} on {lanes} {times}")
     for sentence in first["why"]:
@@ -139,7 +139,7 @@ def _waits(waited: dict[str, int]) -> str:
 
 def _move_row(title: str, pair: dict[str, Any], move: dict[str, Any]) -> dict[str, str]:
     a, b, ops = pair["a"], pair["b"], move.get("ops", 1)
-    start = told_apart(a["start_ns"], b["start_ns"])
+    start = distinct_durations(a["start_ns"], b["start_ns"])
     return {
         title: shorten(a["name"]) + (f" and {ops - 1:,} more" if ops > 1 else ""),
         "kind": pair["kind"],
@@ -152,7 +152,7 @@ def _move_row(title: str, pair: dict[str, Any], move: dict[str, Any]) -> dict[st
 
 def _duration_columns(change: dict[str, Any]) -> dict[str, str]:
     largest = change["changed_most"]
-    lasted = told_apart(largest["a_lasted_ns"], largest["b_lasted_ns"])
+    lasted = distinct_durations(largest["a_lasted_ns"], largest["b_lasted_ns"])
     return {
         "durations by kind": change["kind"],
         "changed most": f"{shorten(largest['a']['name'])} {lasted[0]} → {lasted[1]}",

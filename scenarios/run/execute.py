@@ -24,7 +24,7 @@ from sim.base.units import format_duration
 from sim.explain.memory_use import memory_use, peak_bytes
 from sim.export.tables import device_rows, summary_lines
 from sim.graph.frames import has_control_flow
-from sim.job.collectives import told_of
+from sim.job.collectives import model_notice
 from sim.job.job import Job, Tried
 from sim.job.transfers import make_flow
 from sim.kernel.run import NotOnKernelError, run_job
@@ -115,7 +115,7 @@ class Result:
         if causes and (unexplained := residue(self.trace)) is not None:
             numbers["unexplained"] = unexplained._asdict()
         job, model = self.trace.job, self.case.work.machine.collectives
-        if causes and (line := told_of(job.graph, job.machine, job.collectives, model)) is not None:
+        if causes and (line := model_notice(job.graph, job.machine, job.collectives, model)) is not None:
             numbers["collectives"] = line
         report = self.case.work.report(self.trace)
         for name, more in report.pop("devices", {}).items():

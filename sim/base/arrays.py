@@ -44,9 +44,9 @@ class frozen_property(cached_property[T]):
 
     def __get__(self, instance: object, owner: type | None = None) -> T:  # type: ignore[override]
         """Return the column."""
-        found: T = super().__get__(instance, owner)
-        freeze(found)
-        return found
+        column: T = super().__get__(instance, owner)
+        freeze(column)
+        return column
 
 
 UNSET = -1
@@ -81,10 +81,10 @@ def group_pairs(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     >>> group_pairs([("gemm", 3), ("copy", 1), ("gemm", 2)])
     {'gemm': [3, 2], 'copy': [1]}
     """
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def sums_by(key: IntArray, values: IntArray, n: int) -> IntArray:
@@ -95,29 +95,29 @@ def sums_by(key: IntArray, values: IntArray, n: int) -> IntArray:
     >>> sums_by(np.array([0, 2, 0]), np.array([1, 2, 3]), 3).tolist()
     [4, 0, 2]
     """
-    found = np.zeros(n, np.int64)
-    np.add.at(found, key, values)
-    return found
+    sums = np.zeros(n, np.int64)
+    np.add.at(sums, key, values)
+    return sums
 
 
 def most_by(key: IntArray, values: IntArray, n: int) -> IntArray:
     """Return the largest of the values of each key from 0 to `n - 1`, or 0 if none is above it."""
-    found = np.zeros(n, np.int64)
-    np.maximum.at(found, key, values)
-    return found
+    largest = np.zeros(n, np.int64)
+    np.maximum.at(largest, key, values)
+    return largest
 
 
-def least_by(key: IntArray, values: IntArray, n: int, most: int) -> IntArray:
-    """Return the smallest of the values of each key from 0 to `n - 1`, or `most` if none is below it.
+def least_by(key: IntArray, values: IntArray, n: int, limit: int) -> IntArray:
+    """Return the smallest of the values of each key from 0 to `n - 1`, or `limit` if none is below it.
 
     Examples
     --------
     >>> least_by(np.array([0, 2, 0]), np.array([5, 12, 3]), 3, 9).tolist()
     [3, 9, 9]
     """
-    found = np.full(n, most)
-    np.minimum.at(found, key, values)
-    return found
+    smallest = np.full(n, limit)
+    np.minimum.at(smallest, key, values)
+    return smallest
 
 
 def by_first_use(values: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -129,11 +129,11 @@ def by_first_use(values: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     >>> number.tolist(), different.tolist(), first.tolist()
     ([0, 1, 0, 2], [7, 3, 5], [0, 1, 3])
     """
-    different, first, which = np.unique(values, return_index=True, return_inverse=True)
+    different, first, index = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first)
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order))
-    return number[which], different[order], first[order]
+    return number[index], different[order], first[order]
 
 
 def distinct_rows(*columns: IntArray) -> tuple[list[tuple[int, ...]], IntArray]:
@@ -145,15 +145,15 @@ def distinct_rows(*columns: IntArray) -> tuple[list[tuple[int, ...]], IntArray]:
     >>> rows, which.tolist()
     ([(0, 1, 4), (1, 0, 8)], [1, 0, 1])
     """
-    code, most = columns[0], int(columns[0].max(initial=0))
+    code, largest = columns[0], int(columns[0].max(initial=0))
     for column in columns[1:]:
         digit, base = column, int(column.max(initial=0)) + 1
-        if (most + 1) * base >= 1 << 63:  # too long for 64 bits: number the values that occur
-            (seen, code), (digits, digit) = (np.unique(each, return_inverse=True) for each in (code, column))
-            most, base = len(seen) - 1, len(digits)
-        code, most = code * base + digit, most * base + base - 1
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    return list(zip(*(column[first].tolist() for column in columns), strict=True)), which
+        if (largest + 1) * base >= 1 << 63:  # too long for 64 bits: number the values that occur
+            (values, code), (digits, digit) = (np.unique(col, return_inverse=True) for col in (code, column))
+            largest, base = len(values) - 1, len(digits)
+        code, largest = code * base + digit, largest * base + base - 1
+    _, first, index = np.unique(code, return_index=True, return_inverse=True)
+    return list(zip(*(column[first].tolist() for column in columns), strict=True)), index
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -175,8 +175,8 @@ LATEST_NS: Final = 2**62
 """Times of a run stay below this, 146 years, so that sums of two of them fit 64 bits."""
 
 
-def at_most(most: int, count: int, what: str) -> int:
-    """Return `count` if it is no more than `most`.
+def at_most(limit: int, count: int, things: str) -> int:
+    """Return `count` if it is no more than `limit`.
 
     Raises
     ------
@@ -189,9 +189,9 @@ def at_most(most: int, count: int, what: str) -> int:
     Traceback (most recent call last):
     sim.base.errors.InputError: 10,000,000,000 ops are more than the 10,000,000 that there may be
     """
-    if count > most:
-        shown = f"{count:,}" if count < 10**30 else f"about 2**{count.bit_length() - 1}"
-        raise InputError(f"{shown} {what} are more than the {most:,} that there may be")
+    if count > limit:
+        number = f"{count:,}" if count < 10**30 else f"about 2**{count.bit_length() - 1}"
+        raise InputError(f"{number} {things} are more than the {limit:,} that there may be")
     return count
 
 

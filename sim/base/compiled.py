@@ -39,10 +39,10 @@ def load(name: str, folder: str = "kernel") -> ModuleType:
     RuntimeWarning
         There is a compiled module, but it was compiled from a different source.
     """
-    found = _load_compiled(f"sim.{folder}._{name}")
-    if isinstance(found, ModuleType):
-        return found
-    if found == _CHANGED:
+    loaded = _load_compiled(f"sim.{folder}._{name}")
+    if isinstance(loaded, ModuleType):
+        return loaded
+    if loaded == _CHANGED:
         warnings.warn(f"the kernel runs as pure Python: {_CHANGED}", RuntimeWarning, stacklevel=2)
     return import_module(f"sim.{folder}.{name}")
 
@@ -50,9 +50,9 @@ def load(name: str, folder: str = "kernel") -> ModuleType:
 def state() -> str:
     """Return ``compiled``, or ``pure Python`` with the reason, as ``sim --version`` shows it."""
     for source in sources():
-        found = _load_compiled(f"sim.{source.parent.name}._{source.stem}")
-        if isinstance(found, str):
-            return f"pure Python ({found})"
+        loaded = _load_compiled(f"sim.{source.parent.name}._{source.stem}")
+        if isinstance(loaded, str):
+            return f"pure Python ({loaded})"
     return "compiled" if sources() else "pure Python"
 
 
@@ -72,12 +72,12 @@ def digest(sim: Path = _SIM) -> str:
 
     A CRC is enough to notice an edit, and importing `hashlib` would take longer than reading the sources.
     """
-    seen = 0
+    checksum = 0
     for source in sources(sim):
         for path in (source, source.with_suffix(".pxd")):
             text = path.read_bytes()
-            seen = crc32(text, crc32(f"{path.name} {len(text)}\n".encode(), seen))
-    return f"{seen:08x}"
+            checksum = crc32(text, crc32(f"{path.name} {len(text)}\n".encode(), checksum))
+    return f"{checksum:08x}"
 
 
 def _load_compiled(name: str) -> ModuleType | str:

@@ -12,20 +12,20 @@ cdef i64 ALL, FIRST, NO_DATA, NOTHING
 cpdef list heads_and_tails(list columns)
 
 @cython.locals(
-    order=i64[::1], own=i64[::1], waits=i64[::1], first_input=i64[::1], producer=i64[::1], distance=i64[::1],
+    order=i64[::1], duration=i64[::1], waits=i64[::1], first_input=i64[::1], producer=i64[::1], distance=i64[::1],
     travel=i64[::1], first_after=i64[::1], follows=i64[::1], behind=i64[::1], end=i64[::1],
 )
 cpdef object longest_ns(i64 iterations, list columns)
 
 @cython.locals(
-    first_need=i64[::1], needed=i64[::1], first_make=i64[::1], made=i64[::1], order=i64[::1], done=i64[::1],
-    end=i64[::1], there=i64[::1], asleep=i64[::1], last=i64[::1], behind=i64[::1], awake=i64[::1],
+    first_need=i64[::1], needed=i64[::1], first_make=i64[::1], produced=i64[::1], order=i64[::1], done=i64[::1],
+    end=i64[::1], is_made=i64[::1], asleep=i64[::1], last=i64[::1], behind=i64[::1], awake=i64[::1],
 )
 cpdef tuple steps_in_order(object first, i64 n_keys, list columns)
 
 @cython.locals(
     release=i64[::1], follows=i64[::1], ns=i64[::1], first=i64[::1], follow=i64[::1], lag=i64[::1],
     one=i64[::1], other=i64[::1], worse=i64[::1], keys=cython.double[::1], start=i64[::1], waits=i64[::1],
-    lane=i64[::1], ready=i64[::1], best=i64[::1], best_lane=i64[::1], free=i64[::1], cost=i64, over=i64,
+    lane=i64[::1], ready=i64[::1], best=i64[::1], best_lane=i64[::1], free=i64[::1], cost=i64, excess=i64,
 )
-cpdef tuple list_schedule(object key, i64 lanes, list columns, i64 least, object changes)
+cpdef tuple list_schedule(object key, i64 lanes, list columns, i64 bound, object changes)

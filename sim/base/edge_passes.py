@@ -43,8 +43,8 @@ def heads_and_tails(columns: list[IntArray]) -> list[IntArray]:
         consumers, the producer, the consumer, and 1 if it counts when the producer is issued.
     """
     ns, cost, latency, producer, consumer, early = _as_read(columns)
-    found = _as_read(np.zeros((4, len(ns)), np.int64))
-    taken, begin, issued, tail = found
+    results = _as_read(np.zeros((4, len(ns)), np.int64))
+    taken, begin, issued, tail = results
     edges = len(producer)
     for i in range(edges):
         p, c = producer[i], consumer[i]
@@ -56,13 +56,13 @@ def heads_and_tails(columns: list[IntArray]) -> list[IntArray]:
         i = edges - 1 - back
         p, c = producer[i], consumer[i]
         executed = ns[c] + tail[c]
-        whole = cost[c] + max(issued[c], latency[c] + executed)
+        total = cost[c] + max(issued[c], latency[c] + executed)
         if early[i]:
-            issued[p] = max(issued[p], whole)
+            issued[p] = max(issued[p], total)
             tail[p] = max(tail[p], executed)
         else:
-            tail[p] = max(tail[p], whole)
-    return [np.asarray(column, np.int64) for column in found]
+            tail[p] = max(tail[p], total)
+    return [np.asarray(column, np.int64) for column in results]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -88,28 +88,28 @@ def longest_ns(iterations: int, columns: list[IntArray]) -> int:
         inputs, and for each input the producer (-1: from outside), the distance and the travel time;
         the bounds of its control edges, and for each the producer and the distance.
     """
-    order, own, waits, first_input, producer, distance, travel, *after = _as_read(columns)
+    order, duration, waits, first_input, producer, distance, travel, *after = _as_read(columns)
     first_after, follows, behind = after
     (end,) = _as_read([np.zeros(iterations * len(order), np.int64)])
     n = len(order)
     for base in range(0, len(end), n):
         for i in range(n):
             op = order[i]
-            at, first, wait = 0, -1, waits[op]
+            latest, first, wait = 0, -1, waits[op]
             for j in range(first_input[op], first_input[op + 1]):
                 from_end = base - distance[j] * n
-                there = travel[j] if from_end >= 0 else 0  # it was there before the first iteration
+                arrival = travel[j] if from_end >= 0 else 0  # it was there before the first iteration
                 if producer[j] >= 0 and from_end >= 0:
-                    there += end[from_end + producer[j]]
-                if wait == ALL and there > at:
-                    at = there
-                elif wait == FIRST and (there < first or first < 0):
-                    first = there
+                    arrival += end[from_end + producer[j]]
+                if wait == ALL and arrival > latest:
+                    latest = arrival
+                elif wait == FIRST and (arrival < first or first < 0):
+                    first = arrival
             for j in range(first_after[op], first_after[op + 1]):
                 from_end = base - behind[j] * n
-                if wait != NOTHING and from_end >= 0 and end[from_end + follows[j]] > at:
-                    at = end[from_end + follows[j]]
-            end[base + op] = max(at, first) + own[op]
+                if wait != NOTHING and from_end >= 0 and end[from_end + follows[j]] > latest:
+                    latest = end[from_end + follows[j]]
+            end[base + op] = max(latest, first) + duration[op]
     return int(np.max(end))
 
 
@@ -137,37 +137,37 @@ def steps_in_order(first: IntArray, n_keys: int, columns: list[IntArray]) -> tup
     columns : list of array of int64
         The bounds of each step's needed keys, and those keys; the same for the keys that it makes.
     """
-    first_need, needed, first_make, made = _as_read(columns)
+    first_need, needed, first_make, produced = _as_read(columns)
     n = len(first) - 1
     order, done, end = _as_read([np.zeros(first[n], np.int64), first[:n].copy(), first[1:]])
-    there, asleep, last = _as_read([np.zeros(n_keys, np.int64), *np.full((2, n_keys), -1)])
+    is_made, asleep, last = _as_read([np.zeros(n_keys, np.int64), *np.full((2, n_keys), -1)])
     behind, awake = _as_read([np.arange(n), np.arange(n)])
     ranks, n_awake, at_front, n = n, n, 0, 0
     while n_awake:
         rank = awake[at_front]
         at_front = (at_front + 1) % ranks
         n_awake -= 1
-        at, lacks = done[rank], -1
-        while at < end[rank]:
-            for j in range(first_need[at], first_need[at + 1]):
-                if not there[needed[j]]:
+        step, lacks = done[rank], -1
+        while step < end[rank]:
+            for j in range(first_need[step], first_need[step + 1]):
+                if not is_made[needed[j]]:
                     lacks = needed[j]
                     break
             if lacks >= 0:
                 break
-            for j in range(first_make[at], first_make[at + 1]):
-                key = made[j]
-                there[key] = 1
+            for j in range(first_make[step], first_make[step + 1]):
+                key = produced[j]
+                is_made[key] = 1
                 sleeper = asleep[key]
                 while sleeper >= 0:
                     awake[(at_front + n_awake) % ranks] = sleeper
                     n_awake += 1
                     sleeper = behind[sleeper]
                 asleep[key] = -1
-            order[n] = at
+            order[n] = step
             n += 1
-            at += 1
-        done[rank] = at
+            step += 1
+        done[rank] = step
         if lacks >= 0:
             behind[rank] = -1
             if asleep[lacks] < 0:
@@ -183,7 +183,7 @@ def steps_in_order(first: IntArray, n_keys: int, columns: list[IntArray]) -> tup
 
 
 def list_schedule(
-    key: FloatArray, lanes: int, columns: list[IntArray], least: int, changes: IntArray
+    key: FloatArray, lanes: int, columns: list[IntArray], bound: int, changes: IntArray
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """Return when each task starts, and its lane, in the best schedule of some lists, and the last list.
 
@@ -195,10 +195,10 @@ def list_schedule(
     columns : list of array of int64
         For each task the earliest start, the number of tasks it follows, the time it keeps its lane, and the
         bounds of its followers; for each of these its number, and its least delay after the task's start.
-    least : int
+    bound : int
         A schedule that ends then is the last.
     changes : array of int64
-        A column for each list: two tasks that exchange their keys, and by how much the time after `least`, of
+        A column for each list: two tasks that exchange their keys, and by how much the time after `bound`, of
         all lanes and the end, may grow; if it grows by more, they keep their keys.
     """
     release, follows, ns, first, follow, lag, one, other, worse, keys = _as_read(
@@ -223,15 +223,15 @@ def list_schedule(
             for i in range(1, len(free)):
                 if free[i] < free[where]:
                     where = i
-            place, when = -1, 0
+            pick, when = -1, 0
             for i in range(n_ready):
                 k = ready[i]
-                at = max(start[k], free[where])
-                if place < 0 or at < when or (at == when and keys[k] < keys[ready[place]]):
-                    place, when = i, at
-            k = ready[place]
+                begin = max(start[k], free[where])
+                if pick < 0 or begin < when or (begin == when and keys[k] < keys[ready[pick]]):
+                    pick, when = i, begin
+            k = ready[pick]
             n_ready -= 1
-            ready[place] = ready[n_ready]
+            ready[pick] = ready[n_ready]
             start[k], lane[k], free[where] = when, where, when + ns[k]
             for i in range(first[k], first[k + 1]):
                 later = follow[i]
@@ -240,15 +240,15 @@ def list_schedule(
                 if later and not waits[later]:
                     ready[n_ready] = later
                     n_ready += 1
-        over = start[0] - least
+        excess = start[0] - bound
         for i in range(len(free)):
-            over += max(0, free[i] - least)
-        if over - worse[change] > cost:
+            excess += max(0, free[i] - bound)
+        if excess - worse[change] > cost:
             keys[a], keys[b] = keys[b], keys[a]
         else:
-            cost = over
+            cost = excess
         if start[0] < best[0]:
             best[:], best_lane[:] = start, lane
-            if best[0] <= least:
+            if best[0] <= bound:
                 break
     return np.asarray(best, np.int64), np.asarray(best_lane, np.int64), np.asarray(keys)

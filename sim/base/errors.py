@@ -100,10 +100,10 @@ class InputError(SimError):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Support pickling, so that processes can exchange errors whatever their constructors take."""
-        return (_again, (type(self), self.args, self.__dict__))
+        return (_rebuild, (type(self), self.args, self.__dict__))
 
 
-def _again(kind: type[InputError], args: tuple[object, ...], state: dict[str, object]) -> InputError:
+def _rebuild(kind: type[InputError], args: tuple[object, ...], state: dict[str, object]) -> InputError:
     error = kind.__new__(kind, *args)
     error.args, error.__dict__ = args, state
     return error
@@ -179,9 +179,9 @@ class UnknownNameError(InputError):
     def __init__(self, what: str, name: Any, known: Iterable[str], *, path: Iterable[str | int] = ()) -> None:
         name, names = str(name), sorted(known)
         close = None if (counted := _number_range(name, names)) else nearest(name, names)
-        hint = f"; did you mean {shorten(close)!r}?" if close else f"{_now(name, names)}."
-        shown = counted or ", ".join(map(shorten, names[:40])) + (", ..." if len(names) > 40 else "")
-        super().__init__(f"unknown {what} {shorten(name)!r}{hint} Known: {shown or '(none)'}", path=path)
+        hint = f"; did you mean {shorten(close)!r}?" if close else f"{_present_form(name, names)}."
+        listed = counted or ", ".join(map(shorten, names[:40])) + (", ..." if len(names) > 40 else "")
+        super().__init__(f"unknown {what} {shorten(name)!r}{hint} Known: {listed or '(none)'}", path=path)
         self.what, self.name, self.known = what, name, names
 
 
@@ -303,16 +303,16 @@ def renamed_names() -> Mapping[str, str]:
     """
     import json
 
-    found: dict[str, str] = json.loads(Path(__file__).with_name("renamed.json").read_text(encoding="utf-8"))
-    return found
+    names: dict[str, str] = json.loads(Path(__file__).with_name("renamed.json").read_text(encoding="utf-8"))
+    return names
 
 
-def _now(name: str, known: Collection[str]) -> str:
+def _present_form(name: str, known: Collection[str]) -> str:
     """Return the present form of an old name, to end a message; empty if it is not old, or not here."""
-    now = renamed_names().get(name, "")
-    if now.startswith("gone: "):
-        return f"; {name} is {now}"
-    return f"; {name} is now {now}" if now and ("." in now or now.partition(":")[0] in known) else ""
+    new = renamed_names().get(name, "")
+    if new.startswith("gone: "):
+        return f"; {name} is {new}"
+    return f"; {name} is now {new}" if new and ("." in new or new.partition(":")[0] in known) else ""
 
 
 def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
@@ -329,14 +329,14 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
     if (new := renamed_names().get(name, "").partition(":")[0]) in names and new:
         return new
     begun = _names_beginning(name, names)  # h100-sxm, not mi100, for H100
-    found = difflib.get_close_matches(name, begun or names, n=1, cutoff=0.0 if begun else likeness)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name, begun or names, n=1, cutoff=0.0 if begun else likeness)
+    return matches[0] if matches else None
 
 
 def _names_beginning(name: str, names: Iterable[str]) -> list[str]:
     """Return the names that begin with a word, or equal it, ignoring case."""
     low = name.lower()
-    return [each for each in names if low and (each.lower() + "-").startswith(f"{low}-")]
+    return [candidate for candidate in names if low and (candidate.lower() + "-").startswith(f"{low}-")]
 
 
 def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
@@ -356,14 +356,14 @@ def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
     ('; known: gpu0 to gpu1', '; known: node0/gpu0 to node1/gpu0')
     """
     names = sorted(set(known))
-    if now := _now(name, names):
-        return now
+    if present := _present_form(name, names):
+        return present
     if counted := _number_range(name, names):
         return f"; known: {counted}"
     begun = _names_beginning(name, names)
     close = begun if 1 < len(begun) < 5 else list(filter(None, [nearest(name, names)]))
     if close:
-        return f"; did you mean {' or '.join(repr(shorten(each)) for each in close)}?"
+        return f"; did you mean {' or '.join(repr(shorten(candidate)) for candidate in close)}?"
     if not names:
         return ""
     return f"; known: {', '.join(map(shorten, names[:shown]))}" + (", ..." if len(names) > shown else "")
@@ -373,7 +373,7 @@ def _number_range(name: str, known: Iterable[str]) -> str:
     """Return 'gpu0 to gpu7' if these are the known names that differ from `name` only in a number."""
     for number in re.finditer(r"\d+", name):
         before, after = re.escape(name[: number.start()]), re.escape(name[number.end() :])
-        others = (re.fullmatch(rf"{before}(\d+){after}", each) for each in known)
+        others = (re.fullmatch(rf"{before}(\d+){after}", candidate) for candidate in known)
         counted = sorted((int(other[1]), other[0]) for other in others if other)
         if len(counted) > 1 and counted[-1][0] - counted[0][0] == len(counted) - 1:
             return f"{shorten(counted[0][1])} to {shorten(counted[-1][1])}"
@@ -399,13 +399,13 @@ def shorten(name: str) -> str:
     return f"{line[: LONGEST_NAME - end - 3]}...{line[-end:]}"
 
 
-def clip_repr(value: object, most: int = 60) -> str:
+def clip_repr(value: object, limit: int = 60) -> str:
     """Return a `repr` short enough for a message."""
     text = repr(value)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-def list_names(names: Sequence[str], most: int = 1) -> str:
+def list_names(names: Sequence[str], limit: int = 1) -> str:
     """Return the first few names, and how many more there are.
 
     Examples
@@ -413,4 +413,4 @@ def list_names(names: Sequence[str], most: int = 1) -> str:
     >>> list_names(["gpu0", "gpu1", "gpu2"]), list_names(["gpu0", "gpu1", "gpu2"], 2), list_names(["gpu0"])
     ('gpu0 and 2 more', 'gpu0, gpu1 and 1 more', 'gpu0')
     """
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

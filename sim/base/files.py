@@ -40,7 +40,7 @@ MOST_RATIO: Final = 100
 _SMALL: Final = 64 * 2**20
 _CHUNK: Final = 2 * 2**20
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-_WITHOUT_WAITING: Final = getattr(os, "O_NONBLOCK", 0)  # for the writer of a pipe
+_NONBLOCK: Final = getattr(os, "O_NONBLOCK", 0)  # for the writer of a pipe
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
 
 
@@ -76,8 +76,8 @@ def read_bytes(
                 more = f"unpacks to more than {MOST_RATIO} times its size"
                 raise InputError(f"{path}: {more}; if that is meant, unpack it first")
         if size > most:
-            shown = f"{most // 2**30} GiB" if most >= 2**30 else f"{most // 2**20} MiB"
-            raise FileTooLargeError(f"{path}: is larger than {shown}")
+            limit = f"{most // 2**30} GiB" if most >= 2**30 else f"{most // 2**20} MiB"
+            raise FileTooLargeError(f"{path}: is larger than {limit}")
         return content.getvalue()
 
 
@@ -136,15 +136,15 @@ def loads_once(text: str | bytes) -> Any:
     Traceback (most recent call last):
     ValueError: the key 'm' stands twice in {'m': 2}
     """
-    return json.loads(text, object_pairs_hook=_once)
+    return json.loads(text, object_pairs_hook=_refuse_duplicates)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
-        raise ValueError(f"the key {twice!r} stands twice in {clip_repr(found)}")
-    return found
+        raise ValueError(f"the key {twice!r} stands twice in {clip_repr(mapping)}")
+    return mapping
 
 
 class FileTooLargeError(InputError):
@@ -155,7 +155,7 @@ class FileTooLargeError(InputError):
 def _readable(path: StrPath) -> Iterator[Any]:
     """Open a regular file; name the file in every error."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _WITHOUT_WAITING)) as raw:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK)) as raw:
             if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
                 raise InputError(f"{path}: is not a regular file")
             if raw.peek(len(_LFS)).startswith(_LFS):
@@ -194,14 +194,14 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         It cannot be written (a full disk, no permission); its ``filename`` is `path`.
     """
     target = Path(path)
-    beside = _made_beside(target)
+    temporary = _create_beside(target)
     try:
-        with _name_in_errors(target, beside):
-            yield beside
-            beside.chmod(0o644)
-            os.replace(beside, target)
+        with _name_in_errors(target, temporary):
+            yield temporary
+            temporary.chmod(0o644)
+            os.replace(temporary, target)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -212,19 +212,19 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     InputError, OSError
         As `atomic_path`.
     """
-    _made_beside(Path(path)).unlink()
+    _create_beside(Path(path)).unlink()
 
 
-def _made_beside(target: Path) -> Path:
+def _create_beside(target: Path) -> Path:
     """Return a new, empty file in the folder of `target`."""
     if not target.parent.is_dir():
         raise InputError(f"{target}: the directory {target.parent} does not exist")
     with _name_in_errors(target):
         with suppress(FileNotFoundError):
-            there = target.stat().st_mode
-            if not stat.S_ISREG(there):
-                what = "a directory" if stat.S_ISDIR(there) else "not a regular file"
-                raise InputError(f"{target}: is {what}")
+            mode = target.stat().st_mode
+            if not stat.S_ISREG(mode):
+                kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+                raise InputError(f"{target}: is {kind}")
         # The name of the file itself may be as long as names can be.
         handle, name = tempfile.mkstemp(
             dir=target.parent, prefix=f".{target.stem[:20]}.", suffix=target.suffix
@@ -234,12 +234,12 @@ def _made_beside(target: Path) -> Path:
 
 
 @contextmanager
-def _name_in_errors(target: Path, beside: Path | None = None) -> Iterator[None]:
+def _name_in_errors(target: Path, temporary: Path | None = None) -> Iterator[None]:
     """Make an OSError that names no file, or the temporary one, name `target`."""
     try:
         yield
     except OSError as error:
-        if error.filename not in (None, str(beside)) and beside is not None:
+        if error.filename not in (None, str(temporary)) and temporary is not None:
             raise
         raise OSError(error.errno, error.strerror or str(error), str(target)) from error
 
@@ -250,8 +250,8 @@ def atomic_text(path: str | os.PathLike[str]) -> Iterator[TextIO]:
 
     It is gzipped if the name ends in ``.gz``.
     """
-    with atomic_path(path) as beside, ExitStack() as stack:
-        raw: BinaryIO | gzip.GzipFile = stack.enter_context(beside.open("wb"))
+    with atomic_path(path) as temporary, ExitStack() as stack:
+        raw: BinaryIO | gzip.GzipFile = stack.enter_context(temporary.open("wb"))
         if Path(path).suffix == ".gz":
             raw = stack.enter_context(gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0))
         yield stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline="\n"))
@@ -261,8 +261,8 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Write `content`, gzipped if the name ends in ``.gz`` (without a time stamp in the header)."""
     if Path(path).suffix == ".gz":
         content = gzip.compress(content, mtime=0)
-    with atomic_path(path) as beside:
-        beside.write_bytes(content)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def write_text(path: str | os.PathLike[str], content: str) -> None:

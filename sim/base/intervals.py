@@ -50,14 +50,14 @@ def union(start: IntArray, end: IntArray, group: IntArray) -> Intervals:
     start, end, group = start[real], end[real], group[real]
     if not len(start):
         return Intervals(start, end, group)
-    apart = group * (int(end.max()) + 1)
-    order = np.argsort(start + apart, kind="stable")
-    start, end, group, apart = start[order], end[order], group[order], apart[order]
-    reach = np.maximum.accumulate(end + apart)
+    offset = group * (int(end.max()) + 1)
+    order = np.argsort(start + offset, kind="stable")
+    start, end, group, offset = start[order], end[order], group[order], offset[order]
+    reach = np.maximum.accumulate(end + offset)
     first = np.ones(len(start), dtype=bool)
-    first[1:] = (start + apart)[1:] > reach[:-1]
+    first[1:] = (start + offset)[1:] > reach[:-1]
     last = np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)
-    return Intervals(start[first], (reach - apart)[last], group[first])
+    return Intervals(start[first], (reach - offset)[last], group[first])
 
 
 def complement(intervals: Intervals, horizon_ns: int, n_groups: int) -> Intervals:
@@ -80,14 +80,14 @@ def complement(intervals: Intervals, horizon_ns: int, n_groups: int) -> Interval
     return Intervals(start[real], end[real], group[real])
 
 
-def overlap_of_at_least(start: IntArray, end: IntArray, group: IntArray, least: IntArray) -> Intervals:
+def overlap_of_at_least(start: IntArray, end: IntArray, group: IntArray, minimum: IntArray) -> Intervals:
     """Return when at least ``least[g]`` intervals of group g overlap.
 
     Parameters
     ----------
     start, end, group : arrays of int64
         Intervals in any order.
-    least : array of int64
+    minimum : array of int64
         One positive number per group.
 
     Examples
@@ -96,14 +96,14 @@ def overlap_of_at_least(start: IntArray, end: IntArray, group: IntArray, least: 
     >>> both.start.tolist(), both.end.tolist()
     ([3], [5])
     """
-    if (least == 1).all():
+    if (minimum == 1).all():
         return union(start, end, group)
     time, owner = np.concatenate((start, end)), np.concatenate((group, group))
     step = np.repeat(np.array([1, -1]), len(start))
     order = np.lexsort((time, owner))
     time, owner = time[order], owner[order]
     count = np.cumsum(step[order])  # back at 0 where a group ends
-    enough = np.flatnonzero(count[:-1] >= least[owner[:-1]]) if len(count) else np.zeros(0, np.int64)
+    enough = np.flatnonzero(count[:-1] >= minimum[owner[:-1]]) if len(count) else np.zeros(0, np.int64)
     return union(time[enough], time[enough + 1], owner[enough])
 
 
@@ -125,22 +125,22 @@ class Cover:
     """
 
     def __init__(self, intervals: Intervals, horizon_ns: int) -> None:
-        self._apart = horizon_ns + 1
-        self._start = intervals.start + intervals.group * self._apart
+        self._spacing = horizon_ns + 1
+        self._start = intervals.start + intervals.group * self._spacing
         length = intervals.end - intervals.start
         self._length = np.append(length, 0)
         self._before = np.concatenate((np.zeros(1, np.int64), np.cumsum(length)))
 
-    def _until(self, time: IntArray, group: IntArray) -> IntArray:
+    def _covered_before(self, time: IntArray, group: IntArray) -> IntArray:
         """Return the length covered before `time`, including all groups with lower numbers."""
-        at = time + group * self._apart
-        k = np.searchsorted(self._start, at, side="right") - 1
-        inside = np.minimum(at - np.append(self._start, 0)[k], self._length[k])
-        return np.where(k < 0, 0, self._before[k] + inside)
+        shifted = time + group * self._spacing
+        k = np.searchsorted(self._start, shifted, side="right") - 1
+        partial = np.minimum(shifted - np.append(self._start, 0)[k], self._length[k])
+        return np.where(k < 0, 0, self._before[k] + partial)
 
     def between(self, start: IntArray, end: IntArray, group: IntArray) -> IntArray:
         """Return the length covered in each ``[start, end)``; 0 where `end` is not after `start`."""
-        return np.where(end > start, self._until(end, group) - self._until(start, group), 0)
+        return np.where(end > start, self._covered_before(end, group) - self._covered_before(start, group), 0)
 
 
 def most_at_once(start: IntArray, end: IntArray, weight: IntArray) -> tuple[int, int]:
@@ -169,8 +169,8 @@ def in_use(start: IntArray, end: IntArray, weight: IntArray) -> tuple[IntArray, 
     >>> times.tolist(), weight.tolist()
     ([0, 2, 5, 6], [1, 4, 3, 0])
     """
-    times, which = np.unique(np.concatenate((start, end)), return_inverse=True)
-    return times, np.cumsum(sums_by(which, np.concatenate((weight, -weight)), len(times)))
+    times, index = np.unique(np.concatenate((start, end)), return_inverse=True)
+    return times, np.cumsum(sums_by(index, np.concatenate((weight, -weight)), len(times)))
 
 
 def most_in_use(start: IntArray, end: IntArray, weight: IntArray, group: IntArray, n_groups: int) -> IntArray:
@@ -182,13 +182,13 @@ def most_in_use(start: IntArray, end: IntArray, weight: IntArray, group: IntArra
     >>> most_in_use(np.array([0, 2, 3]), np.array([5, 6, 4]), np.array([1, 3, 7]), group, 3).tolist()
     [4, 7, 0]
     """
-    time, of = np.concatenate((start, end)), np.concatenate((group, group))
-    order = np.lexsort((time, of))
-    time, of = time[order], of[order]
+    time, owner = np.concatenate((start, end)), np.concatenate((group, group))
+    order = np.lexsort((time, owner))
+    time, owner = time[order], owner[order]
     last = np.ones(len(time), dtype=bool)  # of the changes of an instant
-    last[:-1] = (time[1:] != time[:-1]) | (of[1:] != of[:-1])
-    held = np.cumsum(np.concatenate((weight, -weight))[order])[last]  # 0 where a group is over
-    return most_by(of[last], held, n_groups)
+    last[:-1] = (time[1:] != time[:-1]) | (owner[1:] != owner[:-1])
+    total = np.cumsum(np.concatenate((weight, -weight))[order])[last]  # 0 where a group is over
+    return most_by(owner[last], total, n_groups)
 
 
 def levels(start: IntArray, end: IntArray, group: IntArray, n_groups: int) -> tuple[IntArray, IntArray]:
@@ -220,9 +220,9 @@ def levels(start: IntArray, end: IntArray, group: IntArray, n_groups: int) -> tu
     for k in crowded.tolist():
         free: list[int] = []
         busy: list[tuple[int, int]] = []
-        for each in np.flatnonzero(group == k).tolist():
-            while busy and busy[0][0] <= start[each]:
+        for row in np.flatnonzero(group == k).tolist():
+            while busy and busy[0][0] <= start[row]:
                 heappush(free, heappop(busy)[1])
-            level[each] = heappop(free) if free else len(busy)
-            heappush(busy, (end[each], level[each]))
+            level[row] = heappop(free) if free else len(busy)
+            heappush(busy, (end[row], level[row]))
     return level, most_by(group, level + 1, n_groups)

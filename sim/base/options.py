@@ -88,12 +88,12 @@ def spelling(parameter: str) -> str:
     return parameter
 
 
-def require_call(what: str, thing: object, *arguments: str, method: str | None = None) -> None:
+def require_call(name: str, thing: object, *arguments: str, method: str | None = None) -> None:
     """Raise if something cannot be called as its caller is about to: a plugin with another signature.
 
     Parameters
     ----------
-    what : str
+    name : str
         The owner, for the beginning of the message.
     thing : object
         A function or class, or, with `method`, an object that should have it.
@@ -113,14 +113,14 @@ def require_call(what: str, thing: object, *arguments: str, method: str | None =
         ...
     sim.base.errors.InputError: the kernel 'mine' should take (op, device): too many positional arguments
     """
-    form = f"({', '.join(arguments)})"
-    called, takes = thing, f"should take {form}"
+    args = f"({', '.join(arguments)})"
+    called, takes = thing, f"should take {args}"
     if method is not None:
-        called, takes = getattr(thing, method, None), f"should have a method {method}{form}"
+        called, takes = getattr(thing, method, None), f"should have a method {method}{args}"
         if not callable(called):
-            raise InputError(f"{what} {takes}; {type(thing).__name__} has none")
+            raise InputError(f"{name} {takes}; {type(thing).__name__} has none")
     if not callable(called):
-        raise InputError(f"{what} should be callable with {form}; found {type(thing).__name__} {thing!r:.60}")
+        raise InputError(f"{name} should be callable with {args}; found {type(thing).__name__} {thing!r:.60}")
     function = getattr(called, "__func__", None)  # of a method: it also takes the object
     try:
         if isinstance(function, FunctionType):
@@ -132,18 +132,18 @@ def require_call(what: str, thing: object, *arguments: str, method: str | None =
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        raise InputError(f"{what} {takes}: {error}") from None
+        raise InputError(f"{name} {takes}: {error}") from None
 
 
-def require_methods(what: str, made: object, base: type) -> None:
+def require_methods(owner: str, thing: object, base: type) -> None:
     """Raise if an object has a method of `base` with another signature: see `require_call`."""
     for name, method in vars(base).items():
         if isinstance(method, FunctionType) and not name.startswith("_"):
-            _, *rest = _signature_once(method).parameters.values()
-            require_call(what, made, *(p.name for p in rest if p.kind is not p.KEYWORD_ONLY), method=name)
-            own = getattr(made, name)
-            if inspect.isgeneratorfunction(own) or inspect.iscoroutinefunction(own):
-                raise InputError(f"{what} should have a method {name} that returns; found one that waits")
+            _, *args = _signature_once(method).parameters.values()
+            require_call(owner, thing, *(p.name for p in args if p.kind is not p.KEYWORD_ONLY), method=name)
+            override = getattr(thing, name)
+            if inspect.isgeneratorfunction(override) or inspect.iscoroutinefunction(override):
+                raise InputError(f"{owner} should have a method {name} that returns; found one that waits")
 
 
 _T = TypeVar("_T")
@@ -159,24 +159,26 @@ def make_plugin(
     InputError
         As `call_with_options`, or it does not extend `base`, or a method has another signature.
     """
-    made = call_with_options(origin.lookup(group, name), name, options, origin)
-    if not isinstance(made, base):
-        what = f"{name!r} should extend {base.__module__}.{base.__name__}"
-        raise InputError(what)
-    require_methods(f"the {plugins.GROUPS[group]} {name!r}", made, base)
-    return made
+    instance = call_with_options(origin.lookup(group, name), name, options, origin)
+    if not isinstance(instance, base):
+        message = f"{name!r} should extend {base.__module__}.{base.__name__}"
+        raise InputError(message)
+    require_methods(f"the {plugins.GROUPS[group]} {name!r}", instance, base)
+    return instance
 
 
-def arguments(what: str, taken: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(
+    owner: str, params: Mapping[str, inspect.Parameter], options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the arguments of a call for the given options, each checked against its parameter.
 
     Parameters
     ----------
-    what : str
+    owner : str
         The owner of the options, for the beginning of messages.
-    taken : mapping of str to Parameter
+    params : mapping of str to Parameter
         The possible parameters: see `parameters`.
-    given : mapping of str to object
+    options : mapping of str to object
         The options, as in a file; quantities carry their units.
 
     Raises
@@ -195,21 +197,21 @@ def arguments(what: str, taken: Mapping[str, inspect.Parameter], given: Mapping[
         ...
     sim.base.errors.UnknownOptionError: time_limi: mine has no option 'time_limi'; did you mean 'time_limit'?
     """
-    spelled = {spelling(name): parameter for name, parameter in taken.items()}
-    found = {}
-    for key, value in given.items():
+    spelled = {spelling(name): parameter for name, parameter in params.items()}
+    result = {}
+    for key, value in options.items():
         if key not in spelled:
-            raise UnknownOptionError(what, str(key), spelled)
+            raise UnknownOptionError(owner, str(key), spelled)
         name = spelled[key].name
         with error_path(key):
             if name != key and value is not None:
-                found[name] = SUFFIXES[name.removeprefix(key)](value, what="")
+                result[name] = SUFFIXES[name.removeprefix(key)](value, what="")
             else:
-                found[name] = check_value(spelled[key].annotation, value)
-    missing = [key for key, p in spelled.items() if p.default is p.empty and p.name not in found]
+                result[name] = check_value(spelled[key].annotation, value)
+    missing = [key for key, p in spelled.items() if p.default is p.empty and p.name not in result]
     if missing:
-        raise InputError(f"{what} needs the option {missing[0]!r}")
-    return found
+        raise InputError(f"{owner} needs the option {missing[0]!r}")
+    return result
 
 
 def call_with_options(thing: Any, name: str, options: Mapping[str, Any], origin: plugins.Origin) -> Any:
@@ -231,23 +233,23 @@ def call_with_options(thing: Any, name: str, options: Mapping[str, Any], origin:
     InputError
         As `arguments`.
     """
-    taken = parameters(thing) if callable(thing) else {}
-    at = taken.get("origin")
-    if at is not None and at.annotation is plugins.Origin:  # for files that its options name
-        del taken["origin"]
-    given = arguments(name, taken, options)
-    if at is not None and "origin" not in taken:
-        given["origin"] = origin
-    for key, value in given.items():
+    params = parameters(thing) if callable(thing) else {}
+    param = params.get("origin")
+    if param is not None and param.annotation is plugins.Origin:  # for files that its options name
+        del params["origin"]
+    values = arguments(name, params, options)
+    if param is not None and "origin" not in params:
+        values["origin"] = origin
+    for key, value in values.items():
         if isinstance(value, Path):
-            given[key] = origin.file(str(value))
+            values[key] = origin.file(str(value))
     if not callable(thing):
         return thing
     try:
-        _signature(thing).bind(**given)
+        _signature(thing).bind(**values)
     except TypeError as error:  # of a parameter that is positional-only
         raise InputError(f"{name} should be callable with options by name: {error}") from None
-    return thing(**given)
+    return thing(**values)
 
 
 def check_value(annotation: Any, value: object) -> Any:
@@ -296,7 +298,7 @@ def check_value(annotation: Any, value: object) -> Any:
 
 def _misfit(value: object, faults: Sequence[Any]) -> InputError:
     """Return the error for a value that does not fit; for a union, that of the nearest members."""
-    found: dict[tuple[str | int, ...], list[Any]] = {}
+    faults_at: dict[tuple[str | int, ...], list[Any]] = {}
     for fault in faults:
         path: list[str | int] = []
         part: Any = value
@@ -305,15 +307,15 @@ def _misfit(value: object, faults: Sequence[Any]) -> InputError:
             if within_list or (isinstance(part, dict) and key in part):
                 part = part[key]
                 path.append(key)
-        found.setdefault(tuple(path), []).append(fault)
-    where, nearest_to = max(found.items(), key=lambda item: len(item[0]))
+        faults_at.setdefault(tuple(path), []).append(fault)
+    where, nearest_to = max(faults_at.items(), key=lambda item: len(item[0]))
     if nearest_to[0]["type"] == "scenario":
-        told = nearest_to[0]["ctx"]
-        return InputError(told["message"], path=(*where, *told["path"]))
+        context = nearest_to[0]["ctx"]
+        return InputError(context["message"], path=(*where, *context["path"]))
     return InputError(misfit_text(*nearest_to), path=where)
 
 
-_WANTED: Final = {
+_PHRASES: Final = {
     "bool_type": "true or false",
     "callable_type": "an object, which only Python code can give",
     "dict_type": "a mapping (KEY: VALUE)",
@@ -340,16 +342,16 @@ def misfit_text(*faults: Any) -> str:
     *faults : mapping
         Entries of `pydantic.ValidationError.errors`; several if the value fits no member of a union.
     """
-    found = faults[0]["input"]
-    shown = "nothing" if found is None else clip_repr(found)
-    if faults[0]["type"] == "literal_error" and isinstance(found, str):
-        near = nearest(found, re.findall("'([^']*)'", faults[0]["ctx"]["expected"]))
-        shown += f"; did you mean {near!r}?" if near else ""
-    wanted = [_WANTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ") for fault in faults]
-    if wanted[0][0].isupper():  # a complete sentence of pydantic's
-        told = re.sub(r"^\w+ (should have .*) after validation, not \d+$", r"\1", wanted[0])
-        return f"{told[0].lower()}{told[1:]}, not {shown}"
-    return f"should be {' or '.join(dict.fromkeys(wanted))}, not {shown}"
+    value = faults[0]["input"]
+    text = "nothing" if value is None else clip_repr(value)
+    if faults[0]["type"] == "literal_error" and isinstance(value, str):
+        near = nearest(value, re.findall("'([^']*)'", faults[0]["ctx"]["expected"]))
+        text += f"; did you mean {near!r}?" if near else ""
+    forms = [_PHRASES.get(fault["type"]) or fault["msg"].removeprefix("Input should be ") for fault in faults]
+    if forms[0][0].isupper():  # a complete sentence of pydantic's
+        sentence = re.sub(r"^\w+ (should have .*) after validation, not \d+$", r"\1", forms[0])
+        return f"{sentence[0].lower()}{sentence[1:]}, not {text}"
+    return f"should be {' or '.join(dict.fromkeys(forms))}, not {text}"
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -360,7 +362,7 @@ def misfit_text(*faults: Any) -> str:
 #     placement, streams, linearizer, cost model, policy as data ──whole_numbers──► a column of int64
 
 
-def need_whole(thing: object, whose: str, needed: str, optional: str = "", least: int = 0) -> None:
+def need_whole(thing: object, owner: str, needed: str, optional: str = "", least: int = 0) -> None:
     """Raise on attributes of `thing` that are not whole, or less than `least`; an optional one may be None.
 
     Floats that are whole (``25e9``) become integers.
@@ -383,12 +385,12 @@ def need_whole(thing: object, whose: str, needed: str, optional: str = "", least
         if isinstance(number, float) and number.is_integer():
             object.__setattr__(thing, name, number := int(number))  # of a frozen one, too
         if not isinstance(number, int | np.integer) or number < least:
-            raise InputError(f"{whose}: {name} should be a whole number from {least} on, not {number!r}")
+            raise InputError(f"{owner}: {name} should be a whole number from {least} on, not {number!r}")
 
 
 def whole_numbers(
     answer: Any,
-    whose: str,
+    source: str,
     n: int | None = None,
     *,
     least: int = 0,
@@ -401,7 +403,7 @@ def whole_numbers(
     ----------
     answer : Any
         The returned value.
-    whose : str
+    source : str
         The source of the answer: ``"Mine.place"``.
     n : int, optional
         Required number of numbers.
@@ -430,36 +432,36 @@ def whole_numbers(
         or not hasattr(answer, "__len__")
         or not hasattr(answer, "__getitem__")
     ):
-        raise InputError(f"{whose} returned {clip_repr(answer, 40)}, should be a sequence of {many}")
+        raise InputError(f"{source} returned {clip_repr(answer, 40)}, should be a sequence of {many}")
     if isinstance(answer, np.ndarray) and answer.ndim != 1:
-        raise InputError(f"{whose} returned an array of shape {answer.shape}, should be {many}")
+        raise InputError(f"{source} returned an array of shape {answer.shape}, should be {many}")
     if n is not None and len(answer) != n:
-        each = f", one for each of {n} ops" if len(of) == n else ""
-        raise InputError(f"{whose} returned a list of {len(answer)}, should be {many}{each}")
+        per_op = f", one for each of {n} ops" if len(of) == n else ""
+        raise InputError(f"{source} returned a list of {len(answer)}, should be {many}{per_op}")
     if isinstance(answer, np.ndarray) and answer.dtype.kind in "iu":
         column = answer
     else:
         values = list(answer)
         for i, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise _wrong(whose, value, i, least, below, of)
+                raise _wrong_number(source, value, i, least, below, of)
         column = np.array(values, dtype=object)
     wrong = np.asarray((column < least) | (column > np.iinfo(np.int64).max), dtype=bool)
     if below is not None:
         wrong |= np.asarray(column >= below, dtype=bool)
     if wrong.any():
         i = int(wrong.argmax())
-        raise _wrong(whose, column[i], i, least, below, of)
+        raise _wrong_number(source, column[i], i, least, below, of)
     return column.astype(np.int64, copy=False)
 
 
-def _wrong(
-    whose: str, value: Any, i: int, least: int, below: int | IntArray | None, of: Sequence[str]
+def _wrong_number(
+    source: str, value: Any, i: int, least: int, below: int | IntArray | None, ops: Sequence[str]
 ) -> InputError:
-    op = of[i] if i < len(of) else None
-    most = None if below is None else (below if isinstance(below, int) else int(below[i])) - 1
-    limits = f"from {least} on" if most is None else f"from {least} to {most}"
+    op = ops[i] if i < len(ops) else None
+    upper = None if below is None else (below if isinstance(below, int) else int(below[i])) - 1
+    limits = f"from {least} on" if upper is None else f"from {least} to {upper}"
     where = f"at position {i}" if op is None else f"for op {op!r}"
-    shown = clip_repr(value.item() if isinstance(value, np.generic) else value, 40)
-    error = InputError(f"{whose} returned {shown} {where}, should be a whole number {limits}")
+    text = clip_repr(value.item() if isinstance(value, np.generic) else value, 40)
+    error = InputError(f"{source} returned {text} {where}, should be a whole number {limits}")
     return error if op is None else error.about(op)

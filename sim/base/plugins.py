@@ -122,11 +122,11 @@ def lookup(
         return _load_code(group, name, allow_code, directory)
     if (group, name) in _registered:
         return _registered[group, name]
-    own = built_in(group).get(name)
-    plugin = _Plugin(group, name, own, _DISTRIBUTION) if own else _plugins(group, tuple(sys.path)).get(name)
+    spec = built_in(group).get(name)
+    plugin = _Plugin(group, name, spec, _DISTRIBUTION) if spec else _plugins(group, tuple(sys.path)).get(name)
     if plugin is not None:
         return _load(plugin)
-    raise UnknownNameError(_what(group), name, names(group))
+    raise UnknownNameError(_noun(group), name, names(group))
 
 
 class Allowed(NamedTuple):
@@ -221,13 +221,13 @@ def describe(group: str) -> list[Description]:
     The description is the first line of the object's own docstring. A plugin that cannot be loaded gives a
     :class:`PluginWarning` and is left out.
     """
-    found = []
+    descriptions = []
     plugins = _plugins(group, tuple(sys.path))
     for name in names(group):
         origin = plugins[name].distribution if name in plugins else _REGISTERED
         with suppress(UnknownNameError):  # it cannot be loaded
-            found.append(Description(name, _summary(lookup(group, name)), origin))
-    return found
+            descriptions.append(Description(name, _summary(lookup(group, name)), origin))
+    return descriptions
 
 
 def register(group: str, name: str, thing: object) -> None:
@@ -249,10 +249,10 @@ def register(group: str, name: str, thing: object) -> None:
     >>> unregister("sim.policies", "mine")
     """
     if not name or ":" in name:
-        raise InputError(f"cannot register the {_what(group)} {name!r}: a name has no colon and is not empty")
-    taken = _plugins(group, tuple(sys.path)).get(name)
-    if taken is not None:
-        raise InputError(f"cannot register the {_what(group)} {name!r}: {taken.distribution} has that name")
+        raise InputError(f"cannot register the {_noun(group)} {name!r}: a name has no colon and is not empty")
+    owner = _plugins(group, tuple(sys.path)).get(name)
+    if owner is not None:
+        raise InputError(f"cannot register the {_noun(group)} {name!r}: {owner.distribution} has that name")
     _registered[group, name] = thing
 
 
@@ -265,7 +265,7 @@ def unregister(group: str, name: str) -> None:
         Nothing is registered under that name.
     """
     if (group, name) not in _registered:
-        raise UnknownNameError(_what(group), name, [known for where, known in _registered if where == group])
+        raise UnknownNameError(_noun(group), name, [other for where, other in _registered if where == group])
     del _registered[group, name]
 
 
@@ -280,27 +280,27 @@ def _all_entry_points(path: tuple[str, ...]) -> Any:
 @functools.cache
 def packages_of_plugins(path: tuple[str, ...]) -> set[str]:
     """Return the top-level packages in which registered plugins are; `path` (sys.path) is the cache key."""
-    found = (_all_entry_points(path).select(group=group) for group in GROUPS)
-    return {each.module.split(".")[0] for of_group in found for each in of_group}
+    by_group = (_all_entry_points(path).select(group=group) for group in GROUPS)
+    return {entry.module.split(".")[0] for entries in by_group for entry in entries}
 
 
 @functools.cache
 def _plugins(group: str, path: tuple[str, ...]) -> dict[str, _Plugin]:
     """Return the entry points of `group`, one per name; `path` (sys.path) is the cache key."""
-    found = [
+    plugins = [
         _Plugin(group, entry.name, entry.value, entry.dist.name if entry.dist is not None else "(unknown)")
         for entry in _all_entry_points(path).select(group=group)
     ]
     if _own_entry_points():  # an installed copy may be older than the checkout
-        found = [plugin for plugin in found if plugin.distribution != _DISTRIBUTION]
-        found += [_Plugin(group, name, value, _DISTRIBUTION) for name, value in built_in(group).items()]
-    found.sort(key=lambda plugin: (plugin.distribution != _DISTRIBUTION, plugin.distribution, plugin.value))
+        plugins = [plugin for plugin in plugins if plugin.distribution != _DISTRIBUTION]
+        plugins += [_Plugin(group, name, value, _DISTRIBUTION) for name, value in built_in(group).items()]
+    plugins.sort(key=lambda plugin: (plugin.distribution != _DISTRIBUTION, plugin.distribution, plugin.value))
     chosen: dict[str, _Plugin] = {}
-    for plugin in found:
+    for plugin in plugins:
         first = chosen.setdefault(plugin.name, plugin)
         if first is not plugin:
             warnings.warn(
-                f"{plugin.distribution} and {first.distribution} both offer the {_what(group)} "
+                f"{plugin.distribution} and {first.distribution} both offer the {_noun(group)} "
                 f"{plugin.name!r}; the one of {first.distribution} ({first.value}) is used",
                 PluginWarning,
                 stacklevel=3,
@@ -340,17 +340,17 @@ def _load(plugin: _Plugin) -> Any:
     except (Exception, SystemExit) as error:  # other people's code: whatever it does, the others still work
         _broken.add(plugin)
         warnings.warn(
-            f"the {_what(plugin.group)} {plugin.name!r} of {plugin.distribution} "
+            f"the {_noun(plugin.group)} {plugin.name!r} of {plugin.distribution} "
             f"({plugin.value}) cannot be loaded and is left out: {type(error).__name__}: {error}",
             PluginWarning,
             stacklevel=3,
         )
-    raise UnknownNameError(_what(plugin.group), plugin.name, names(plugin.group))
+    raise UnknownNameError(_noun(plugin.group), plugin.name, names(plugin.group))
 
 
 def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLike[str] | None) -> Any:
     """Import ``module:attribute``."""
-    named = f"the {_what(group)} {name!r}"
+    named = f"the {_noun(group)} {name!r}"
     if not allow_code:
         raise InputError(
             f"{named} is code, which a scenario may not load; allow it with --allow-code "
@@ -368,7 +368,7 @@ def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLik
     try:
         return functools.reduce(getattr, attributes.split("."), module)
     except AttributeError:
-        public = [known for known in vars(module) if not known.startswith("_")]
+        public = [attribute for attribute in vars(module) if not attribute.startswith("_")]
         raise UnknownNameError(f"class or function of {module_name!r}:", attributes, public) from None
 
 
@@ -389,22 +389,22 @@ def _import(name: str, directory: str | PathLike[str] | None) -> ModuleType:
         source = getattr(module, "__file__", None)
         if source is not None and name != "__main__":  # which is a script or notebook that runs now
             file = Path(source).stat()
-            found = file.st_mtime_ns, file.st_size
-            if module is before and _files.get(name, found) != found:
+            stamp = file.st_mtime_ns, file.st_size
+            if module is before and _files.get(name, stamp) != stamp:
                 module = importlib.reload(module)
-            _files[name] = found
+            _files[name] = stamp
     finally:
         sys.path.remove(folder)
     # Python keeps one module a name: a second scenario's my_policy.py must not silently be the first one's.
     top = name.partition(".")[0]
-    wanted = PathFinder.find_spec(top, [folder])
+    spec = PathFinder.find_spec(top, [folder])
     loaded = getattr(sys.modules.get(top), "__file__", None)
-    if wanted is not None and wanted.origin and loaded and not Path(loaded).samefile(wanted.origin):
-        raise ImportError(f"{loaded} is already imported as {top!r}; rename {wanted.origin}")
+    if spec is not None and spec.origin and loaded and not Path(loaded).samefile(spec.origin):
+        raise ImportError(f"{loaded} is already imported as {top!r}; rename {spec.origin}")
     return module
 
 
-def _what(group: str) -> str:
+def _noun(group: str) -> str:
     """Return the name of the group's members."""
     return GROUPS.get(group, f"member of {group}")
 

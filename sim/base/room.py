@@ -20,7 +20,7 @@ TASK_BYTES: Final = 400
 EDGE_BYTES: Final = 45
 BUILT_EDGE_BYTES: Final = 90
 
-_UNASKED: Final = 2**30
+_UNCHECKED: Final = 2**30
 """Below this, free memory need not be checked."""
 
 _forced: ContextVar[bool] = ContextVar("forced", default=False)
@@ -36,14 +36,14 @@ def any_size(forced: bool) -> Iterator[None]:
         _forced.reset(token)
 
 
-def check_room(nbytes: int, what: str, free: int | None = None) -> None:
+def check_room(nbytes: int, load: str, free: int | None = None) -> None:
     """Raise if something needs more memory than is free.
 
     Parameters
     ----------
     nbytes : int
         Estimate of the memory needed.
-    what : str
+    load : str
         Description of what needs it, with its numbers.
     free : int, optional
         Free bytes; by default as the system reports, if it does.
@@ -60,12 +60,12 @@ def check_room(nbytes: int, what: str, free: int | None = None) -> None:
     sim.base.errors.InputError: 100,000,000 tasks take about 40.0 GB of memory, and 16.0 GB ...
     >>> check_room(10**8 * TASK_BYTES, "100,000,000 tasks", free=64 * 10**9)
     """
-    if nbytes < _UNASKED or _forced.get():
+    if nbytes < _UNCHECKED or _forced.get():
         return
     free = free_bytes() if free is None else free
     if free is not None and nbytes > free:
-        need, there = (f"{size / 10**9:,.1f} GB" for size in (nbytes, free))
-        raise InputError(f"{what} take about {need} of memory, and {there} are free; sim run --force goes on")
+        need, spare = (f"{size / 10**9:,.1f} GB" for size in (nbytes, free))
+        raise InputError(f"{load} take about {need} of memory, and {spare} are free; sim run --force goes on")
 
 
 def free_bytes(system: Path = Path("/")) -> int | None:
@@ -76,18 +76,18 @@ def free_bytes(system: Path = Path("/")) -> int | None:
     system : path
         Where ``/proc`` and ``/sys`` are.
     """
-    found = []
+    free = []
     try:
         lines = (system / "proc/meminfo").read_text().splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+        free += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     except OSError:
         return None
     group = system / "sys/fs/cgroup"
     try:  # control groups of version 2; files in the cache are released when memory is needed
-        most, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        limit, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        if most != "max":
-            found.append(max(0, int(most) - int(used) + int(stat.get("inactive_file", 0))))
+        if limit != "max":
+            free.append(max(0, int(limit) - int(used) + int(stat.get("inactive_file", 0))))
     except (OSError, ValueError):
         pass
-    return min(found, default=None)
+    return min(free, default=None)

@@ -281,8 +281,8 @@ def parse_rate(value: object, *, what: str = "rate") -> float:
     (8.0, 1.5)
     """
     number = r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?"
-    found = re.fullmatch(rf"\s*(?P<times>{number})\s*/\s*(?P<per>s|min|h)\s*", str(value))
-    rate = float(found["times"]) / {"s": 1, "min": 60, "h": 3600}[found["per"]] if found else math.inf
+    match = re.fullmatch(rf"\s*(?P<times>{number})\s*/\s*(?P<per>s|min|h)\s*", str(value))
+    rate = float(match["times"]) / {"s": 1, "min": 60, "h": 3600}[match["per"]] if match else math.inf
     with error_path(*filter(None, [what])):
         if math.isinf(rate):
             raise UnitError(f"{clip_repr(value)} is not a rate: times a second, minute or hour, as in '8/s'")
@@ -400,7 +400,7 @@ def format_energy(energy_pj: int | float | Fraction, *, digits: int | None = 4) 
     return _format(energy_pj, tuple(ENERGY.units), 1000, digits)
 
 
-def format_count(number: int, what: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Return how many there are of something.
 
     Examples
@@ -408,7 +408,7 @@ def format_count(number: int, what: str) -> str:
     >>> format_count(1, "op"), format_count(1200, "op"), format_count(2, "batch")
     ('1 op', '1,200 ops', '2 batches')
     """
-    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def _parse(value: object, dimension: Dimension, what: str) -> int:
@@ -420,7 +420,7 @@ def _parse(value: object, dimension: Dimension, what: str) -> int:
 @lru_cache(maxsize=1024)
 def _parse_cached(text: str, dimension: str) -> int:
     """Read a quantity; cached, because a long file repeats the same ones."""
-    return _whole(text, next(each for each in DIMENSIONS if each.name == dimension))
+    return _whole(text, next(entry for entry in DIMENSIONS if entry.name == dimension))
 
 
 def _whole(value: object, dimension: Dimension) -> int:
@@ -474,9 +474,9 @@ def _wrong_unit(unit: str, dimension: Dimension) -> str:
         if unit in other.units:
             return f"is {other.name}, not {dimension.name}"
     # Same letters in another case first: 'gb' may be 'GB' or 'Gb', and 'M' 'MB' or 'Mb'. Only the user knows.
-    close = [known for known in dimension.units if known.lower() == unit.lower()]
+    close = [candidate for candidate in dimension.units if candidate.lower() == unit.lower()]
     if not close and len(unit) == 1:
-        close = [known for known in dimension.units if known.lower().startswith(unit.lower())][:3]
+        close = [candidate for candidate in dimension.units if candidate.lower().startswith(unit.lower())][:3]
     close = close or difflib.get_close_matches(unit, dimension.units, n=1, cutoff=0.5)
     hint = " (did you mean " + " or ".join(map(repr, close)) + "?)" if close else ""
     return f"has the unknown unit {clip_repr(unit)}{hint}"

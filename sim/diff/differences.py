@@ -55,29 +55,29 @@ def common_subsequence(a: IntArray, b: IntArray, window: int = _WINDOW) -> tuple
     (array([2, 3, 4]), array([0, 1, 2]))
     """
     if (len(b), b.tolist()) < (len(a), a.tolist()):  # so that the answer does not depend on the order
-        other, mine = common_subsequence(b, a, window)
-        return mine, other
-    found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        in_b, in_a = common_subsequence(b, a, window)
+        return in_a, in_b
+    chunks = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     half = max(window // 2, 1)
     i = j = 0
     while (n := min(len(a) - i, len(b) - j)) > 0:
         differ = np.flatnonzero(a[i : i + n] != b[j : j + n])
-        same = int(differ[0]) if len(differ) else n
-        if same:
-            found.append((np.arange(i, i + same), np.arange(j, j + same)))
-            i, j = i + same, j + same
+        equal = int(differ[0]) if len(differ) else n
+        if equal:
+            chunks.append((np.arange(i, i + equal), np.arange(j, j + equal)))
+            i, j = i + equal, j + equal
             continue
         last = len(a) - i <= window and len(b) - j <= window
-        mine, other = _align(a[i : i + window], b[j : j + window])
+        in_a, in_b = _align(a[i : i + window], b[j : j + window])
         if not last:
-            kept = int(np.searchsorted(np.maximum(mine, other), half))
-            mine, other = mine[:kept], other[:kept]
-        found.append((i + mine, j + other))
+            count = int(np.searchsorted(np.maximum(in_a, in_b), half))
+            in_a, in_b = in_a[:count], in_b[:count]
+        chunks.append((i + in_a, j + in_b))
         if last:
             break
-        steps = (int(mine[-1]) + 1, int(other[-1]) + 1) if len(mine) else (half, half)
+        steps = (int(in_a[-1]) + 1, int(in_b[-1]) + 1) if len(in_a) else (half, half)
         i, j = i + steps[0], j + steps[1]
-    return np.concatenate([pair[0] for pair in found]), np.concatenate([pair[1] for pair in found])
+    return np.concatenate([pair[0] for pair in chunks]), np.concatenate([pair[1] for pair in chunks])
 
 
 def _align(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
@@ -102,8 +102,8 @@ def _align(a: IntArray, b: IntArray) -> tuple[IntArray, IntArray]:
                 i -= 1
                 pairs.append((i, j))
     pairs.reverse()
-    mine, other = np.array(pairs, np.int64).reshape(-1, 2).T
-    return mine, other
+    in_a, in_b = np.array(pairs, np.int64).reshape(-1, 2).T
+    return in_a, in_b
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -137,9 +137,9 @@ _AGAIN: Final = re.compile(r"#\d+$")
 def match_rows(a: OpSchedule, b: OpSchedule) -> Pairs:
     """Return the pairs of rows of two schedules that are the same op, with each row at most once."""
     n_a, n_b = int(a.compared.sum()), int(b.compared.sum())
-    told = (a.iterations > 1, bool(a.frames)) == (b.iterations > 1, bool(b.frames))
-    of_b = _keys(b, told)
-    named = _pairs([(row, of_b[key]) for key, row in _keys(a, told).items() if key in of_b], "name")
+    with_loops = (a.iterations > 1, bool(a.frames)) == (b.iterations > 1, bool(b.frames))
+    of_b = _keys(b, with_loops)
+    named = _pairs([(row, of_b[key]) for key, row in _keys(a, with_loops).items() if key in of_b], "name")
     if len(named.a) < min(n_a, n_b) and a.numbered and b.numbered:
         ordered = _by_order(a, b)
         if len(ordered.a) > len(named.a):
@@ -147,8 +147,8 @@ def match_rows(a: OpSchedule, b: OpSchedule) -> Pairs:
     return named
 
 
-def _keys(schedule: OpSchedule, told: bool) -> dict[tuple[object, ...], int]:
-    """Return the key that identifies each compared row → the row; iteration and loop count if `told`."""
+def _keys(schedule: OpSchedule, with_loops: bool) -> dict[tuple[object, ...], int]:
+    """Return key → compared row; iteration and loop are part of a key if `with_loops`."""
     rows = np.flatnonzero(schedule.compared)
     rows = rows[np.argsort(schedule.start_ns[rows], kind="stable")].tolist()
     iteration = schedule.iteration.tolist()
@@ -156,10 +156,10 @@ def _keys(schedule: OpSchedule, told: bool) -> dict[tuple[object, ...], int]:
     keys: dict[tuple[object, ...], int] = {}
     times = Counter[tuple[object, ...]]()
     for row in rows:
-        way = schedule.lane_of(row) if moves and moves[row] else ""
-        key: tuple[object, ...] = (schedule.names[row], iteration[row], schedule.frame_of(row), way)
-        if not told:
-            key = (_AGAIN.sub("", schedule.names[row]) if schedule.recorded else schedule.names[row], way)
+        route = schedule.lane_of(row) if moves and moves[row] else ""
+        key: tuple[object, ...] = (schedule.names[row], iteration[row], schedule.frame_of(row), route)
+        if not with_loops:
+            key = (_AGAIN.sub("", schedule.names[row]) if schedule.recorded else schedule.names[row], route)
         keys[(*key, times[key])] = row
         times[key] += 1
     return keys
@@ -168,21 +168,21 @@ def _keys(schedule: OpSchedule, told: bool) -> dict[tuple[object, ...], int]:
 def _by_order(a: OpSchedule, b: OpSchedule) -> Pairs:
     """Match by kernels; if less than half match, as on GPUs of two vendors, by operators if that is more."""
     half = min(int(a.compared.sum()), int(b.compared.sum())) / 2
-    found: list[Pairs] = []
+    candidates: list[Pairs] = []
     for key in ("kernel", "operator"):
         of_a, of_b = a.labels_by(key), b.labels_by(key)
-        if of_a is not None and of_b is not None and all(len(one.a) < half for one in found):
-            found.append(_by_labels(a, b, of_a, of_b))
-    return max(found or [_by_labels(a, b, a.labels, b.labels)], key=lambda one: len(one.a))
+        if of_a is not None and of_b is not None and all(len(one.a) < half for one in candidates):
+            candidates.append(_by_labels(a, b, of_a, of_b))
+    return max(candidates or [_by_labels(a, b, a.labels, b.labels)], key=lambda one: len(one.a))
 
 
 def _by_labels(a: OpSchedule, b: OpSchedule, labels_a: list[str], labels_b: list[str]) -> Pairs:
     codes = {label: k for k, label in enumerate(sorted({*labels_a, *labels_b}))}  # independent of order
-    of_a, of_b = (np.array([codes[label] for label in each], np.int64) for each in (labels_a, labels_b))
+    of_a, of_b = (np.array([codes[label] for label in labels], np.int64) for labels in (labels_a, labels_b))
     pairs: list[tuple[int, int]] = []
     for rows, others in _lanes_that_correspond(_rows_of_lanes(a), _rows_of_lanes(b), of_a, of_b):
-        mine, theirs = common_subsequence(of_a[rows], of_b[others])
-        pairs += zip(rows[mine].tolist(), others[theirs].tolist(), strict=True)
+        in_a, in_b = common_subsequence(of_a[rows], of_b[others])
+        pairs += zip(rows[in_a].tolist(), others[in_b].tolist(), strict=True)
     return _pairs(pairs, "order")
 
 
@@ -191,12 +191,12 @@ def _rows_of_lanes(schedule: OpSchedule) -> dict[str, dict[str, IntArray]]:
     rows = np.flatnonzero(schedule.compared)
     rows = rows[np.lexsort((rows, schedule.start_ns[rows], schedule.lane[rows]))]
     used, first = np.unique(schedule.lane[rows], return_index=True)
-    found: dict[str, dict[str, IntArray]] = {}
+    by_device: dict[str, dict[str, IntArray]] = {}
     for lane, part in zip(used.tolist(), np.split(rows, first[1:]), strict=True):
         device = int(schedule.device[part[0]])
-        lanes = found.setdefault(schedule.devices[device] if device >= 0 else "", {})
+        lanes = by_device.setdefault(schedule.devices[device] if device >= 0 else "", {})
         lanes[schedule.lanes[lane]] = part
-    return found
+    return by_device
 
 
 def _lanes_that_correspond(
@@ -220,15 +220,15 @@ def _lanes_that_correspond(
             for x in counts_a
             for y in counts_b
         )
-        for same, _, _, _, x, y in common:
-            if same and x in counts_a and y in counts_b:
+        for shared, _, _, _, x, y in common:
+            if shared and x in counts_a and y in counts_b:
                 del counts_a[x], counts_b[y]
                 yield a[device][x], b[other][y]
 
 
-def _pairs(pairs: list[tuple[int, int]], by: str) -> Pairs:
+def _pairs(pairs: list[tuple[int, int]], criterion: str) -> Pairs:
     a, b = np.array(sorted(pairs), np.int64).reshape(-1, 2).T
-    return Pairs(a, b, by)
+    return Pairs(a, b, criterion)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class Differences:
         if self.pairs.by == "order":
             return np.zeros(len(self.pairs.a), bool)
         codes = Codes[str]()
-        of_a, of_b = (codes.of(each.lanes) for each in (self.a, self.b))
+        of_a, of_b = (codes.of(schedule.lanes) for schedule in (self.a, self.b))
         return np.asarray(of_a[self.a.lane[self.pairs.a]] != of_b[self.b.lane[self.pairs.b]])
 
     @cached_property
@@ -301,8 +301,8 @@ class Differences:
     @cached_property
     def first(self) -> int | None:
         """Position of the first op whose start moved; of those of one instant, the one that moved least."""
-        at = np.flatnonzero(self.moved)
-        return int(at[self._rank[at].argmin()]) if len(at) else None
+        moved = np.flatnonzero(self.moved)
+        return int(moved[self._rank[moved].argmin()]) if len(moved) else None
 
     @cached_property
     def _rank(self) -> IntArray:
@@ -311,12 +311,12 @@ class Differences:
         The order is the same if A and B change places.
         """
         a, b = self.a, self.b
-        place = {name: k for k, name in enumerate(sorted({*a.names, *b.names, *a.lanes, *b.lanes}))}
+        index = {name: k for k, name in enumerate(sorted({*a.names, *b.names, *a.lanes, *b.lanes}))}
         sides = []
-        for each, rows in ((a, self.pairs.a), (b, self.pairs.b)):
-            names = np.array([place[each.names[row]] for row in rows.tolist()], np.int64)
-            lanes = np.array([place[lane] for lane in each.lanes], np.int64)[each.lane[rows]]
-            sides.append((each.start_ns[rows], names, each.iteration[rows], lanes))
+        for schedule, rows in ((a, self.pairs.a), (b, self.pairs.b)):
+            names = np.array([index[schedule.names[row]] for row in rows.tolist()], np.int64)
+            lanes = np.array([index[lane] for lane in schedule.lanes], np.int64)[schedule.lane[rows]]
+            sides.append((schedule.start_ns[rows], names, schedule.iteration[rows], lanes))
         keys = [pick(x, y) for x, y in zip(*sides, strict=True) for pick in (np.minimum, np.maximum)]
         rank = np.empty(len(self.pairs.a), np.int64)
         rank[np.lexsort(keys[::-1])] = np.arange(len(rank))
@@ -331,11 +331,11 @@ class Differences:
             ``by_ns``: how much later they start in B; ``ops``: their number; ``first``: position in `pairs`
             of the one that starts first.
         """
-        at = np.flatnonzero(self.moved)
-        at = at[np.argsort(self._rank[at])]
-        each, first, count = np.unique(self.moved_ns[at], return_index=True, return_counts=True)
-        largest = np.lexsort((first, -np.abs(each)))[:top].tolist()
-        return [{"by_ns": int(each[k]), "ops": int(count[k]), "first": int(at[first[k]])} for k in largest]
+        moved = np.flatnonzero(self.moved)
+        moved = moved[np.argsort(self._rank[moved])]
+        ns, first, count = np.unique(self.moved_ns[moved], return_index=True, return_counts=True)
+        largest = np.lexsort((first, -np.abs(ns)))[:top].tolist()
+        return [{"by_ns": int(ns[k]), "ops": int(count[k]), "first": int(moved[first[k]])} for k in largest]
 
     def largest(self, ns: IntArray, top: int) -> list[int]:
         """Return the positions of the pairs with the largest differences, without those of 0.
@@ -347,8 +347,8 @@ class Differences:
         top : int
             Maximum number of positions.
         """
-        at = np.flatnonzero(ns)
-        order: list[int] = at[np.lexsort((self._rank[at], -np.abs(ns[at])))][:top].tolist()
+        pairs = np.flatnonzero(ns)
+        order: list[int] = pairs[np.lexsort((self._rank[pairs], -np.abs(ns[pairs])))][:top].tolist()
         return order
 
     def kinds(self, top: int) -> list[dict[str, Any]]:
@@ -360,18 +360,18 @@ class Differences:
             ``kind``; ``ops``: how many last longer or shorter; ``a_ns``, ``b_ns``: total duration of all ops
             of the kind; ``changed_most``: position in `pairs` of the op that changed most.
         """
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         kind_of_pair = self.a.kind[self.pairs.a]
         for kind in np.unique(kind_of_pair[self.resized]).tolist():
             of_kind = kind_of_pair == kind
             changed = of_kind & self.resized
-            (most,) = self.largest(np.where(changed, self.longer_ns, 0), 1)
-            told = {"kind": self.a.kinds[kind], "ops": int(changed.sum())}
-            told["a_ns"] = int(self.a.lasted_ns[self.pairs.a[of_kind]].sum())
-            told["b_ns"] = int(self.b.lasted_ns[self.pairs.b[of_kind]].sum())
-            found.append(told | {"changed_most": most})
-        found.sort(key=lambda one: (-abs(one["b_ns"] - one["a_ns"]), one["kind"]))
-        return found[:top]
+            (position,) = self.largest(np.where(changed, self.longer_ns, 0), 1)
+            entry = {"kind": self.a.kinds[kind], "ops": int(changed.sum())}
+            entry["a_ns"] = int(self.a.lasted_ns[self.pairs.a[of_kind]].sum())
+            entry["b_ns"] = int(self.b.lasted_ns[self.pairs.b[of_kind]].sum())
+            entries.append(entry | {"changed_most": position})
+        entries.sort(key=lambda one: (-abs(one["b_ns"] - one["a_ns"]), one["kind"]))
+        return entries[:top]
 
 
 def differences(a: OpSchedule, b: OpSchedule, *, over_ns: int = 0) -> Differences:
@@ -398,14 +398,14 @@ def differences(a: OpSchedule, b: OpSchedule, *, over_ns: int = 0) -> Difference
     ([0, 3], [3, 0], 1)
     """
     if a.facts is None or b.facts is None:  # a table does not say when ranks met
-        a, b = (replace(each, begin_ns=each.start_ns) for each in (a, b))
+        a, b = (replace(schedule, begin_ns=schedule.start_ns) for schedule in (a, b))
     return Differences(a, b, match_rows(a, b), over_ns)
 
 
 def _rows_left(schedule: OpSchedule, paired: IntArray) -> IntArray:
-    left = schedule.compared.copy()
-    left[paired] = False
-    rows = np.flatnonzero(left)
+    unpaired = schedule.compared.copy()
+    unpaired[paired] = False
+    rows = np.flatnonzero(unpaired)
     return rows[np.argsort(schedule.start_ns[rows], kind="stable")]
 
 
@@ -442,15 +442,15 @@ def idle_change(d: Differences) -> dict[str, dict[str, Both]]:
     on which something ran: others are left out.
     """
     plain = d.a.facts is None or d.b.facts is None
-    of_a, of_b = (_idle(each, plain) for each in (d.a, d.b))
-    found: dict[str, dict[str, Both]] = {}
-    tables = [known for known, each in ((of_a, d.a), (of_b, d.b)) if each.facts is None]
+    of_a, of_b = (_idle(schedule, plain) for schedule in (d.a, d.b))
+    change: dict[str, dict[str, Both]] = {}
+    tables = [idle for idle, schedule in ((of_a, d.a), (of_b, d.b)) if schedule.facts is None]
     for device in dict.fromkeys((*of_a, *of_b)):
-        if not all(device in known for known in tables):
+        if not all(device in idle for idle in tables):
             continue
         a, b = of_a.get(device, {}), of_b.get(device, {})
-        found[device] = {reason: (a.get(reason, 0), b.get(reason, 0)) for reason in dict.fromkeys((*a, *b))}
-    return found
+        change[device] = {reason: (a.get(reason, 0), b.get(reason, 0)) for reason in dict.fromkeys((*a, *b))}
+    return change
 
 
 def _idle(schedule: OpSchedule, plain: bool) -> dict[str, dict[str, int]]:
@@ -462,14 +462,14 @@ def _idle(schedule: OpSchedule, plain: bool) -> dict[str, dict[str, int]]:
         }
     reasons = idle_reasons(schedule.facts)
     filled = any(kind in schedule.kinds for kind in FILLERS)
-    found = {}
-    for (name, why), ns in zip(reasons.items(), busy, strict=True):
+    idle = {}
+    for (name, by_reason), ns in zip(reasons.items(), busy, strict=True):
         if filled:
-            why.pop(UNEXPLAINED, None)
-            left = makespan - ns - sum(why.values())
-            why |= {UNEXPLAINED: left} if left else {}
-        found[name] = why
-    return found
+            by_reason.pop(UNEXPLAINED, None)
+            unexplained = makespan - ns - sum(by_reason.values())
+            by_reason |= {UNEXPLAINED: unexplained} if unexplained else {}
+        idle[name] = by_reason
+    return idle
 
 
 def path_change(d: Differences) -> PathChange | None:
@@ -480,9 +480,9 @@ def path_change(d: Differences) -> PathChange | None:
     partner = dict(zip(d.pairs.a.tolist(), d.pairs.b.tolist(), strict=True))
     on_b = set(rows_b)
     common = {row for row in rows_a if partner.get(row, -1) in on_b}
-    also = {partner[row] for row in common}
+    twins = {partner[row] for row in common}
     return PathChange(
-        [row for row in rows_a if row not in common], [row for row in rows_b if row not in also], len(common)
+        [row for row in rows_a if row not in common], [row for row in rows_b if row not in twins], len(common)
     )
 
 

@@ -28,11 +28,11 @@ from sim.explain.idle import waits
 from sim.explain.sentences import Blame, blame, row_text
 from sim.record.record import Record
 
-_MOST: Final = 8
+_MAX_CHAIN: Final = 8
 """Maximum length of a chain; it is short, as nothing before the first op that moved has moved."""
 
 
-_OF_A_LANE: Final = ("issue", "policy", "stream", "launch")
+_LANE_REASONS: Final = ("issue", "policy", "stream", "launch")
 """Reasons that no longer apply on another lane."""
 
 
@@ -94,12 +94,12 @@ def why_first_moved(d: Differences, names: tuple[str, str] = ("A", "B")) -> Why 
     return _Chain(d, "b" if d.moved_ns[d.first] > 0 else "a", names).explain(a, b)
 
 
-def told_apart(a_ns: int, b_ns: int) -> tuple[str, str]:
+def distinct_durations(a_ns: int, b_ns: int) -> tuple[str, str]:
     """Return two times as text, with as many digits as needed to distinguish them.
 
     Examples
     --------
-    >>> told_apart(14_990_172, 14_991_344), told_apart(5, 5)
+    >>> distinct_durations(14_990_172, 14_991_344), distinct_durations(5, 5)
     (('14.990172 ms', '14.991344 ms'), ('5 ns', '5 ns'))
     """
     short = format_duration(a_ns), format_duration(b_ns)
@@ -112,7 +112,7 @@ class _Change(NamedTuple):
     """What changed, as a word and a sentence; and, if that is not all, the rows and time to examine next."""
 
     root: str
-    told: str = ""
+    sentence: str = ""
     next: tuple[int, int, int] | None = None
 
 
@@ -130,29 +130,29 @@ class _Chain:
     def explain(self, a: int, b: int) -> Why:
         late, early = (b, a) if self.later == "b" else (a, b)
         at_ns = int(self.early.start_ns[early])
-        told: list[str] = []
+        sentences: list[str] = []
         reason, root = "", "unknown"
         seen: set[tuple[int, int]] = set()
-        while (late, at_ns) not in seen and len(seen) < _MOST:
+        while (late, at_ns) not in seen and len(seen) < _MAX_CHAIN:
             seen.add((late, at_ns))
-            held = held_at(self.late, late, at_ns)
-            if held is None:
+            cause = held_at(self.late, late, at_ns)
+            if cause is None:
                 break
-            reason = reason or held.reason
-            told.append(f"in {self.in_late} at {format_duration(at_ns)} {held.told}")
-            change = self._what_changed(late, early, held, at_ns)
+            reason = reason or cause.reason
+            sentences.append(f"in {self.in_late} at {format_duration(at_ns)} {cause.sentence}")
+            change = self._what_changed(late, early, cause, at_ns)
             root = change.root
-            if change.told:
-                told.append(change.told)
+            if change.sentence:
+                sentences.append(change.sentence)
             if change.next is None:
                 break
             late, early, at_ns = change.next
         waited = waits_of(self.d.a, a), waits_of(self.d.b, b)
-        return Why(self.later, reason, root, tuple(told), *waited)
+        return Why(self.later, reason, root, tuple(sentences), *waited)
 
-    def _what_changed(self, late: int, early: int, held: Blame, at_ns: int) -> _Change:
+    def _what_changed(self, late: int, early: int, cause: Blame, at_ns: int) -> _Change:
         """Return what differs about the row that held another one up."""
-        row, reason = held.row, held.reason
+        row, reason = cause.row, cause.reason
         if row == UNSET or not self.late.compared[row]:  # the latter fills a gap of a recording
             return _Change("unknown")
         if row == late:
@@ -167,14 +167,14 @@ class _Chain:
         if started[1] > at_ns or (started[1] == at_ns and started[0] < started[1]):
             when = f"starts at {format_duration(started[1])} there"
             return _Change("order", f"in {self.in_early} {x} comes before {name}, which {when}")
-        over = self.d.over_ns
+        tolerance = self.d.over_ns
         lasted = int(self.late.lasted_ns[row]), int(self.early.lasted_ns[other])
-        if abs(started[0] - started[1]) > over:
-            return _Change("unknown", f"{name} starts at {self._both(*started)}", (row, other, started[1]))
-        if abs(lasted[0] - lasted[1]) > over:
-            return _Change("duration", f"{name} lasts {self._both(*lasted)}")
+        if abs(started[0] - started[1]) > tolerance:
+            return _Change("unknown", f"{name} starts at {self._times(*started)}", (row, other, started[1]))
+        if abs(lasted[0] - lasted[1]) > tolerance:
+            return _Change("duration", f"{name} lasts {self._times(*lasted)}")
         lanes = self.late.lane_of(late), self.early.lane_of(early)
-        elsewhere = lanes[0] != lanes[1] and reason in _OF_A_LANE
+        elsewhere = lanes[0] != lanes[1] and reason in _LANE_REASONS
         where = f"but {x} runs on {lanes[1]}" if elsewhere else f"and {x} does not wait for it"
         return _Change("wait", f"in {self.in_early} {name} runs at the same time, {where}")
 
@@ -185,11 +185,11 @@ class _Chain:
         other = self.partner.get(ahead)
         if ahead == UNSET or other is None:
             return None
-        mine, its = issued_ns(self.early, early), issued_ns(self.early, other)
-        if mine is None or its is None or its <= mine:
+        issue, other_issue = issued_ns(self.early, early), issued_ns(self.early, other)
+        if issue is None or other_issue is None or other_issue <= issue:
             return None
         x, name = self.late.name_of(late), self.late.name_of(ahead)
-        when = f"is issued at {format_duration(its)} there"
+        when = f"is issued at {format_duration(other_issue)} there"
         return _Change("order", f"in {self.in_early} {x} comes before {name}, which {when}")
 
     def _cost(self, late: int, early: int, reason: str) -> _Change:
@@ -199,13 +199,13 @@ class _Chain:
         if took[0] == took[1]:
             return _Change("unknown")
         verb = "launching" if reason == "launch" else "issuing"
-        return _Change("cost", f"{verb} {self.late.name_of(late)} takes {self._both(*took)}")
+        return _Change("cost", f"{verb} {self.late.name_of(late)} takes {self._times(*took)}")
 
-    def _both(self, late: int, early: int) -> str:
+    def _times(self, late: int, early: int) -> str:
         """Return two times as text, that in A first."""
         a, b = (early, late) if self.later == "b" else (late, early)
-        told = told_apart(a, b)
-        return f"{told[0]} in {self.names[0]}, {told[1]} in {self.names[1]}"
+        texts = distinct_durations(a, b)
+        return f"{texts[0]} in {self.names[0]}, {texts[1]} in {self.names[1]}"
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -250,15 +250,15 @@ def own_ns(d: Differences) -> IntArray | None:
         (d.b, d.a, d.pairs.b, d.pairs.a, 1),
         (d.a, d.b, d.pairs.a, d.pairs.b, -1),
     ):
-        at = np.flatnonzero(sign * moved > 0)
+        rows = np.flatnonzero(sign * moved > 0)
         partner = np.full(len(late) + 1, UNSET)
         partner[to_late] = to_early
-        cause, by_issuer = _causes(late, to_late[at])
+        cause, by_issuer = _causes(late, to_late[rows])
         other = partner[cause]
-        known = other != UNSET
-        at, cause, other, by_issuer = at[known], cause[known], other[known], by_issuer[known]
+        matched = other != UNSET
+        rows, cause, other, by_issuer = rows[matched], cause[matched], other[matched], by_issuer[matched]
         shift = _freed_ns(late, cause, by_issuer) - _freed_ns(early, other, by_issuer)
-        carried[at] = sign * np.clip(shift, 0, np.abs(moved[at]))
+        carried[rows] = sign * np.clip(shift, 0, np.abs(moved[rows]))
     return np.where(d.moved, moved - carried, 0)
 
 
@@ -278,8 +278,8 @@ def _causes(schedule: OpSchedule, rows: IntArray) -> tuple[IntArray, BoolArray]:
         (on_the_way, False),
         (f.before_at_issuer, True),
     ):
-        whole = np.append(column, np.full(len(schedule) - len(column), UNSET))
-        candidate = whole[rows]
+        padded = np.append(column, np.full(len(schedule) - len(column), UNSET))
+        candidate = padded[rows]
         freed = _freed_ns(schedule, candidate, np.full(len(rows), by_issuer))
         better = (candidate != UNSET) & (freed <= start) & (freed > latest)
         cause[better], latest[better], issues[better] = candidate[better], freed[better], by_issuer
@@ -290,7 +290,7 @@ def _freed_ns(schedule: OpSchedule, rows: IntArray, by_issuer: BoolArray) -> Int
     """Return when rows ended, or when their issuers were done with them."""
     f: DerivedColumns | None = schedule.facts
     assert f is not None
-    return np.where(by_issuer & (rows < f.n), f.let_go[np.minimum(rows, f.n - 1)], schedule.end_ns[rows])
+    return np.where(by_issuer & (rows < f.n), f.issuer_done[np.minimum(rows, f.n - 1)], schedule.end_ns[rows])
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -317,8 +317,8 @@ def waits_of(schedule: OpSchedule, row: int) -> dict[str, int]:
 
 def issued_ns(schedule: OpSchedule, row: int) -> int | None:
     """Return when a row was issued, if known."""
-    if schedule.told is not None:
-        return int(schedule.told["issue_ns"][row])
+    if schedule.table_columns is not None:
+        return int(schedule.table_columns["issue_ns"][row])
     f = schedule.facts
     return None if f is None or row >= f.n else int(f.trace.tasks["issue_ns"][row])
 
@@ -348,18 +348,18 @@ def held_at(schedule: OpSchedule, row: int, at_ns: int) -> Blame | None:
 
 def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
     """Yield (reason, begin, length) of a row's waits until its start; they follow one another."""
-    f, start, at = schedule.facts, int(schedule.start_ns[row]), 0
+    f, start, begin = schedule.facts, int(schedule.start_ns[row]), 0
     if f is None:
         pieces = _pieces_in_table(schedule, row)
     elif row >= f.n:
-        made, anew = min(int(f.data[row]), start), int(f.restarted[row])
-        pieces = iter((("recovery", anew), ("dependency", made - anew), ("transfer", start - made)))
+        data_ns, anew = min(int(f.data[row]), start), int(f.restarted[row])
+        pieces = iter((("recovery", anew), ("dependency", data_ns - anew), ("transfer", start - data_ns)))
     else:
-        found = waits(f, np.array([row]), np.array([0]), np.array([start]))
-        pieces = ((reason, int(ns[0])) for reason, _, ns in found)
+        parts = waits(f, np.array([row]), np.array([0]), np.array([start]))
+        pieces = ((reason, int(ns[0])) for reason, _, ns in parts)
     for reason, ns in pieces:
-        yield reason, at, ns
-        at += ns
+        yield reason, begin, ns
+        begin += ns
 
 
 def _held_transfer(f: DerivedColumns, row: int, at_ns: int, reason: str) -> Blame:
@@ -388,17 +388,17 @@ _IN_TABLE: Final = {
 
 def _pieces_in_table(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int]]:
     """Yield (reason, length) of a row's waits."""
-    told = schedule.told
+    columns = schedule.table_columns
     start = int(schedule.start_ns[row])
-    if told is None:
+    if columns is None:
         yield UNEXPLAINED, start
         return
-    ready = min(int(told["ready_ns"][row]), start)
-    issue = min(max(int(told["issue_ns"][row]), ready), start)
-    word = told["wait"][row] or "stream"
+    ready = min(int(columns["ready_ns"][row]), start)
+    issue = min(max(int(columns["issue_ns"][row]), ready), start)
+    word = columns["wait"][row] or "stream"
     by_issuer = word if word in ("policy", "memory") else "issue"
-    cause = _producer_in_table(schedule, int(told["ready_ns"][row]))
-    works = [schedule.lane_of(each) == told["issuer"][each] for each in (cause, row)]
+    cause = _producer_in_table(schedule, int(columns["ready_ns"][row]))
+    works = [schedule.lane_of(index) == columns["issuer"][index] for index in (cause, row)]
     yield "host" if cause != UNSET and works == [True, False] else "dependency", ready
     yield by_issuer, issue - ready
     yield ("stream" if word in ("issuer", "policy") else word), start - issue
@@ -412,11 +412,11 @@ def _producer_in_table(schedule: OpSchedule, ready: int) -> int:
 
 def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> Blame:
     name = schedule.name_of(row)
-    told = schedule.told
-    if told is None or reason == UNEXPLAINED:
+    columns = schedule.table_columns
+    if columns is None or reason == UNEXPLAINED:
         return Blame(UNEXPLAINED, f"{name} does not start; the file does not say why", UNSET)
     if reason in ("dependency", "host"):
-        ready = int(told["ready_ns"][row])
+        ready = int(columns["ready_ns"][row])
         cause, when = _producer_in_table(schedule, ready), f"{name} is ready at {format_duration(ready)}"
         when += "" if cause == UNSET else f", when {schedule.name_of(cause)} ends"
         return Blame(reason, when, cause)
@@ -424,8 +424,8 @@ def _held_in_table(schedule: OpSchedule, row: int, at_ns: int, reason: str) -> B
         on_lane, start = schedule.lane == schedule.lane[row], schedule.start_ns
         if len(before := np.flatnonzero(on_lane & (start < start[row]))):
             ahead = int(before[schedule.end_ns[before].argmax()])
-            told_so = f"{name} is issued and queued behind {schedule.name_of(ahead)}"
-            return Blame(reason, f"{told_so} on {schedule.lane_of(row)}", ahead)
+            queued = f"{name} is issued and queued behind {schedule.name_of(ahead)}"
+            return Blame(reason, f"{queued} on {schedule.lane_of(row)}", ahead)
     return Blame(reason, f"{name} {_IN_TABLE.get(reason, f'waits ({reason})')}", UNSET)
 
 
@@ -480,40 +480,40 @@ def against_table(trace: Record, path: StrPath, policy: str | None = None, *, ov
 
 
 def _counts(d: Differences) -> list[str]:
-    makespan = told_apart(d.b.makespan_ns, d.a.makespan_ns)
-    found = []
+    makespan = distinct_durations(d.b.makespan_ns, d.a.makespan_ns)
+    lines = []
     if abs(d.b.makespan_ns - d.a.makespan_ns) > d.over_ns:
-        found.append(f"the makespan is {makespan[0]}, not {makespan[1]}")
+        lines.append(f"the makespan is {makespan[0]}, not {makespan[1]}")
     changes = [
         (int(d.moved.sum()), "starts", "start", " at another time"),
         (int(d.resized.sum()), "lasts", "last", " longer or shorter"),
         (int(d.relaned.sum()), "runs", "run", " on another lane"),
     ]
-    told = ", ".join(f"{n:,} {one if n == 1 else many}{what}" for n, one, many, what in changes if n)
-    if told:
-        found.append(f"of {format_count(len(d.pairs.a), 'op')} in both {told}")
-    for schedule, only, what in ((d.b, d.only_b, "new"), (d.a, d.only_a, "gone")):
+    changed = ", ".join(f"{n:,} {one if n == 1 else many}{detail}" for n, one, many, detail in changes if n)
+    if changed:
+        lines.append(f"of {format_count(len(d.pairs.a), 'op')} in both {changed}")
+    for schedule, only, detail in ((d.b, d.only_b, "new"), (d.a, d.only_a, "gone")):
         if len(only):
             names = ", ".join(schedule.name_of(row) for row in only[:_NAMED].tolist())
             more = ", ..." if len(only) > _NAMED else ""
             verb = "is" if len(only) == 1 else "are"
-            found.append(f"{format_count(len(only), 'op')} {verb} {what}: {names}{more}")
-    return found
+            lines.append(f"{format_count(len(only), 'op')} {verb} {detail}: {names}{more}")
+    return lines
 
 
 def _first(d: Differences, golden: str) -> list[str]:
     """Return the first op that moved, and why; if none has, one that lasts longer or runs elsewhere."""
-    why = why_first_moved(d, (golden, "this run"))
-    if why is not None:
+    cause = why_first_moved(d, (golden, "this run"))
+    if cause is not None:
         a, b = int(d.pairs.a[d.first]), int(d.pairs.b[d.first])
-        now, then = told_apart(int(d.b.start_ns[b]), int(d.a.start_ns[a]))
-        colon = ":" if why.chain else ""
-        told = f"the first to move is {d.b.name_of(b)}, which starts at {now}, not {then}{colon}"
-        return [told, *(f"  {line}" for line in why.chain)]
+        now, then = distinct_durations(int(d.b.start_ns[b]), int(d.a.start_ns[a]))
+        colon = ":" if cause.chain else ""
+        headline = f"the first to move is {d.b.name_of(b)}, which starts at {now}, not {then}{colon}"
+        return [headline, *(f"  {line}" for line in cause.chain)]
     if d.resized.any():
         k = d.kinds(1)[0]["changed_most"]
         a, b = int(d.pairs.a[k]), int(d.pairs.b[k])
-        now, then = told_apart(int(d.b.lasted_ns[b]), int(d.a.lasted_ns[a]))
+        now, then = distinct_durations(int(d.b.lasted_ns[b]), int(d.a.lasted_ns[a]))
         return [f"{d.b.name_of(b)} lasts {now}, not {then}"]
     lanes = np.flatnonzero(d.relaned)
     if len(lanes):

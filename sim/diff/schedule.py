@@ -64,7 +64,7 @@ class OpSchedule:
     makespan_ns : int
     facts : DerivedColumns, optional
         Derived columns of its trace, with the same rows (transfers after tasks).
-    told : mapping of str to sequence, optional
+    table_columns : mapping of str to sequence, optional
         Further columns of a table, if there is no trace: ``ready_ns``, ``issue_ns``, ``wait`` (one of
         `sim.record.record.WAITS` per row) and ``issuer`` (empty if the table does not give it).
     recorded : bool
@@ -88,7 +88,7 @@ class OpSchedule:
     compared: BoolArray
     makespan_ns: int
     facts: DerivedColumns | None = None
-    told: Mapping[str, Sequence[Any] | IntArray] | None = None
+    table_columns: Mapping[str, Sequence[Any] | IntArray] | None = None
     recorded: bool = False
     frames: Sequence[str] = ()
 
@@ -147,24 +147,24 @@ class OpSchedule:
         if self.facts is None:
             return None
         graph = self.facts.job.graph
-        known = {op: str(value) for op, value in graph.attribute(key).items()}
-        if not known:
+        values = {op: str(value) for op, value in graph.attribute(key).items()}
+        if not values:
             return None
-        found = []
+        labels = []
         for row, op in enumerate(self.facts.trace.tasks["op"].tolist()):
-            own = known.get(op)
-            if own is None:
-                launched = (known[each] for each in graph.successors.row(op).tolist() if each in known)
-                own = f"{self.labels[row]} {next(launched, '')}"
-            found.append(f"{self.kind_of(row)} {own}")
-        return found + self.labels[len(found) :]
+            label = values.get(op)
+            if label is None:
+                launched = (values[k] for k in graph.successors.row(op).tolist() if k in values)
+                label = f"{self.labels[row]} {next(launched, '')}"
+            labels.append(f"{self.kind_of(row)} {label}")
+        return labels + self.labels[len(labels) :]
 
     @cached_property
     def numbered(self) -> bool:
         """Whether names number the events of one recording, so that another recording has other names."""
         rows = np.flatnonzero(self.compared).tolist()
-        found = sum(self.names[row] != self.labels[row] for row in rows)
-        return bool(rows) and 10 * found >= 9 * len(rows)
+        count = sum(self.names[row] != self.labels[row] for row in rows)
+        return bool(rows) and 10 * count >= 9 * len(rows)
 
 
 def schedule_of(
@@ -197,16 +197,16 @@ def schedule_of(
     devices = [device.name for device in machine.devices]
     lanes, lane = trace.lanes
     none = np.full(n_moved, -1)
-    names = [graph.op_names[each] for each in op.tolist()]
+    names = [graph.op_names[index] for index in op.tolist()]
     names += [graph.tensor_name(t) for t in moved["tensor"].tolist()]
     ends = (moved[end].tolist() for end in ("source", "destination"))
     ways = {len(op) + k: f"{devices[a]}→{devices[b]}" for k, (a, b) in enumerate(zip(*ends, strict=True))}
     compared = np.concatenate((trace.executed & ~graph.is_kind(*FILLERS)[op], np.ones(n_moved, bool)))
     tensor, source, destination = (graph.attribute(key) for key in ("tensor", "source", "destination"))
     for row in np.flatnonzero(graph.is_kind(TRANSFER)[op]).tolist():  # of a simulation's trace that was read
-        each = int(op[row])
-        if each in tensor.keys() & source.keys() & destination.keys():
-            names[row], ways[row] = tensor[each], f"{source[each]}→{destination[each]}"
+        index = int(op[row])
+        if index in tensor.keys() & source.keys() & destination.keys():
+            names[row], ways[row] = tensor[index], f"{source[index]}→{destination[index]}"
         else:
             compared[row] &= not recorded  # another link that the same transfer crosses
     kinds = list(dict.fromkeys((*graph.kinds, TRANSFER)))
@@ -276,20 +276,20 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
         else:
             table = pd.DataFrame(loads_once(content))
     except Exception as error:  # each of the three readers raises errors of its own
-        what = " ".join(f"{error}".split())[:200]
-        raise InputError(f"{path}: no table of ops, as `sim run --ops` writes one ({what})") from None
+        reason = " ".join(f"{error}".split())[:200]
+        raise InputError(f"{path}: no table of ops, as `sim run --ops` writes one ({reason})") from None
     for column in _NEEDED:
         if column not in table.columns:
             raise InputError(
                 f"{path}: no column {column!r}; a table of ops has op, start_ns and end_ns"
-                f"{hint(column, [str(each) for each in table.columns])}"
+                f"{hint(column, [str(present) for present in table.columns])}"
             )
     if twice := [column for column in table.columns if f"{column}.1" in table.columns]:  # as pandas reads it
         raise InputError(f"{path}: the column {twice[0]!r} stands twice")
     if not len(table):
         raise InputError(f"{path}: a table without rows")
     for column in ("start_ns", "end_ns"):
-        table[column] = _whole(path, table, column)
+        table[column] = _integers(path, table, column)
     wrong = np.flatnonzero((table["start_ns"] < 0) | (table["end_ns"] < table["start_ns"]))
     if len(wrong):
         row = int(wrong[0])
@@ -300,7 +300,7 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
 
 def runs_in(table: pd.DataFrame) -> list[str]:
     """Return the policies of the runs in a table, in order; empty if it holds one unnamed run."""
-    return [] if "policy" not in table.columns else [str(each) for each in dict.fromkeys(table["policy"])]
+    return [] if "policy" not in table.columns else [str(name) for name in dict.fromkeys(table["policy"])]
 
 
 def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = None) -> OpSchedule:
@@ -325,16 +325,16 @@ def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = N
     moves = np.zeros(n, bool) if TRANSFER not in kinds else kind == kinds.index(TRANSFER)
     ends = zip(_column(table, "source"), _column(table, "destination"), strict=True)
     ways = zip(moves.tolist(), ends, _column(table, "stream", "?"), strict=True)
-    lanes, lane = _codes(["→".join(between) if is_move else own for is_move, between, own in ways])
+    lanes, lane = _codes(["→".join(between) if is_move else stream for is_move, between, stream in ways])
     devices, device = _codes(_column(table, "device", "?"))
     start, end = table["start_ns"].to_numpy(np.int64), table["end_ns"].to_numpy(np.int64)
-    iteration = _whole(path, table, "iteration") if "iteration" in table.columns else np.zeros(n, np.int64)
-    told: dict[str, Sequence[Any] | IntArray] | None = None
+    iteration = _integers(path, table, "iteration") if "iteration" in table.columns else np.zeros(n, np.int64)
+    columns: dict[str, Sequence[Any] | IntArray] | None = None
     if {"ready_ns", "issue_ns", "wait"} <= set(table.columns):
-        ready, issue = (_whole(path, table, column) for column in ("ready_ns", "issue_ns"))
+        ready, issue = (_integers(path, table, column) for column in ("ready_ns", "issue_ns"))
         words = {column: _column(table, column) for column in ("wait", "issuer")}
-        told = {"ready_ns": ready, "issue_ns": issue, **words}
-    dead = np.array([each in ("True", "true", "1") for each in _column(table, "dead")])
+        columns = {"ready_ns": ready, "issue_ns": issue, **words}
+    dead = np.array([text in ("True", "true", "1") for text in _column(table, "dead")])
     fills = np.isin(kind, [k for k, word in enumerate(kinds) if word in FILLERS])
     compared: BoolArray = ~(dead & (end == start)) & ~fills
     if any(moves):  # a transfer is on no device
@@ -356,7 +356,7 @@ def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = N
         end_ns=end,
         compared=compared,
         makespan_ns=int(end.max()),
-        told=told,
+        table_columns=columns,
         frames=_column(table, "frame"),
     )
 
@@ -366,8 +366,8 @@ def _column(table: pd.DataFrame, name: str, missing: str = "") -> list[str]:
     if name not in table.columns:
         return [missing] * len(table)
     column = table[name].astype(object)
-    found: list[str] = column.where(column.notna() & (column != ""), missing).map(str).tolist()
-    return found
+    texts: list[str] = column.where(column.notna() & (column != ""), missing).map(str).tolist()
+    return texts
 
 
 def _codes(values: list[str]) -> tuple[list[str], IntArray]:
@@ -377,7 +377,7 @@ def _codes(values: list[str]) -> tuple[list[str], IntArray]:
     return list(numbers), code
 
 
-def _whole(path: StrPath, table: pd.DataFrame, column: str) -> IntArray:
+def _integers(path: StrPath, table: pd.DataFrame, column: str) -> IntArray:
     """Return a column of whole numbers."""
     import pandas as pd
 
@@ -386,6 +386,6 @@ def _whole(path: StrPath, table: pd.DataFrame, column: str) -> IntArray:
     wrong = np.flatnonzero(~whole.fillna(False).to_numpy(bool))
     if len(wrong):
         row, value = int(wrong[0]), str(table[column].iloc[wrong[0]])
-        what = "no whole number" + (" of ns" if column.endswith("_ns") else " from 0 on")
-        raise InputError(f"{path}: row {row + 1}: {column} is {value[:40]!r}, {what}")
+        fault = "no whole number" + (" of ns" if column.endswith("_ns") else " from 0 on")
+        raise InputError(f"{path}: row {row + 1}: {column} is {value[:40]!r}, {fault}")
     return number.to_numpy(np.int64)

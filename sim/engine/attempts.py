@@ -37,7 +37,7 @@ from sim.policy import Policy
 from sim.record.record import Attempt
 from sim.trace import Trace
 
-_MOST_IN_VAIN: Final = 100
+_MAX_WITHOUT_PROGRESS: Final = 100
 """The maximum number of attempts in a row without progress."""
 
 
@@ -93,7 +93,7 @@ def run_attempts(
     refuse_with_faults(job, with_memory=memory is not None)
     attempts: list[Attempt] = []
     begin_ns: int | None = 0
-    run = step = reached = in_vain = 0
+    run = step = reached = fruitless = 0
     while begin_ns is not None and step < job.iterations:
         part = _steps(job, step, job.iterations)
         conditions = Conditions(faults, job.machine, job.seed, begin_ns)
@@ -110,15 +110,15 @@ def run_attempts(
         attempts.append(Attempt(begin_ns, run, step, done, step + done - saved, trace))
         run += begun
         if step + done > reached:
-            reached, in_vain = step + done, 0
-        in_vain += 1
-        if in_vain > _MOST_IN_VAIN or run * len(job.graph) > MOST_TASKS or begin_ns > LATEST_NS:
+            reached, fruitless = step + done, 0
+        fruitless += 1
+        if fruitless > _MAX_WITHOUT_PROGRESS or run * len(job.graph) > MOST_TASKS or begin_ns > LATEST_NS:
             last, ended = trace.detection, ""
             if last is not None:
                 ended = f" ({last.how} at {last.by}, {format_duration(last.time_ns)}: {last.what})"
             raise RunError(
                 f"too much fails: after {len(attempts):,} attempts, steps done are {reached:,} of "
-                f"{job.iterations:,}; the last {in_vain - 1:,} attempts came no further{ended}"
+                f"{job.iterations:,}; the last {fruitless - 1:,} attempts came no further{ended}"
             )
         if trace.detection is None:
             break
@@ -154,20 +154,20 @@ def _restart_ns(job: Job, faults: Faults, end_ns: int, step: int) -> int | None:
 
 def _join_attempts(job: Job, attempts: list[Attempt]) -> Trace:
     """Return one trace of all attempts."""
-    traces = [each.trace for each in attempts]
+    traces = [run.trace for run in attempts]
     first = traces[0]
     noisy_ns = None
     if job.noisy_ns is not None:
         noisy_ns = np.concatenate([trace.job.noisy_ns for trace in traces])
-    whole = replace(job, iterations=sum(trace.job.iterations for trace in traces), noisy_ns=noisy_ns)
+    all_steps = replace(job, iterations=sum(trace.job.iterations for trace in traces), noisy_ns=noisy_ns)
 
     def join(name: str, columns: list[IntArray]) -> IntArray:
-        shifted = [column + _shift(name, each) for column, each in zip(columns, attempts, strict=True)]
+        shifted = [column + _shift(name, attempt) for column, attempt in zip(columns, attempts, strict=True)]
         return np.concatenate(shifted)
 
-    messages = [each.trace.messages + [_shift(name, each) for name in Message._fields] for each in attempts]
+    messages = [run.trace.messages + [_shift(name, run) for name in Message._fields] for run in attempts]
     return Trace(
-        whole,
+        all_steps,
         first.flow,
         first.policy,
         {name: join(name, [trace.tasks[name] for trace in traces]) for name in first.tasks},

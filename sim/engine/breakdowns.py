@@ -63,12 +63,12 @@ class Breakdowns:
         self,
         context: Context,
         conditions: Conditions,
-        still: Mapping[int, Task],
+        unfinished: Mapping[int, Task],
         stop: Callable[[Set[int]], None],
         cut: Callable[[Set[int]], None] | None,
     ) -> None:
         self._context, self._job, self._flow = context, context.job, context.flow
-        self._still, self._stop, self._cut = still, stop, cut
+        self._unfinished, self._stop, self._cut = unfinished, stop, cut
         self._conditions, self._faults = conditions, conditions.faults
         machine = self._job.machine
         self._workers = [tuple(map(machine.device_index, host.serves)) for host in machine.hosts_in_order]
@@ -77,7 +77,7 @@ class Breakdowns:
         self._routes: dict[int, tuple[int, ...]] = {}
         self._arrived: set[int] = set()  # ids of transfers
         self.detection: Detection | None = None
-        self._coming = conditions.failures_of_devices()
+        self._upcoming = conditions.failures_of_devices()
         self._await_next()
 
     # -- what the engine asks ------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Breakdowns:
         return list(takewhile(lambda failed: failed.time_ns < by_ns, self._conditions.failures()))
 
     def _await_next(self) -> None:
-        failed = next(self._coming, None)
+        failed = next(self._upcoming, None)
         if failed is not None and failed.time_ns:
             self._context.call_at(failed.time_ns, self._fail, failed)
         elif failed is not None:  # before anything starts
@@ -143,16 +143,16 @@ class Breakdowns:
 
     def _fail(self, failed: Failed) -> None:
         self._await_next()
-        here = set(self._workers[failed.part] if failed.kind == "worker" else (failed.part,))
-        here = {device for device in here if self._failed_ns[device] == _NOT_YET}
-        for device in here:
+        lost = set(self._workers[failed.part] if failed.kind == "worker" else (failed.part,))
+        lost = {device for device in lost if self._failed_ns[device] == _NOT_YET}
+        for device in lost:
             self._failed_ns[device], self._silent[device] = failed.time_ns, failed.silent
         self._stop({g for g, devices in enumerate(self._workers) if self._stops(failed, g, devices)})
         if self._cut is not None:
-            names = {self._name(device) for device in here}
+            names = {self._name(device) for device in lost}
             links = enumerate(self._job.machine.links)
             self._cut({k for k, link in links if link.source in names or link.destination in names})
-        for transfer in self._pending(here)[:1]:
+        for transfer in self._pending(lost)[:1]:
             self._report_error(transfer, failed.silent)
         self._check_health(failed)
 
@@ -163,19 +163,19 @@ class Breakdowns:
         return failed.part in devices and self._job.machine.devices[failed.part].workers > 0
 
     def _under_way(self) -> list[Task]:
-        return [task for task in self._still.values() if task.group < 0 and task.start_ns >= 0]
+        return [task for task in self._unfinished.values() if task.group < 0 and task.start_ns >= 0]
 
-    def _pending(self, here: Set[int]) -> list[Task]:
+    def _pending(self, lost: Set[int]) -> list[Task]:
         """Return the transfers of steps begun that devices were to send or were receiving."""
-        found = [task for task in self._under_way() if sum(d in here for d in self._endpoints(task)) == 1]
+        transfers = [task for task in self._under_way() if sum(d in lost for d in self._endpoints(task)) == 1]
         flow, alive = self._flow, np.array(self._failed_ns) == _NOT_YET
-        sends = np.isin(flow.source, list(here)) & alive[flow.destination]
+        sends = np.isin(flow.source, list(lost)) & alive[flow.destination]
         nodes = (flow.n_ops + np.flatnonzero(sends)).tolist()
-        for iteration in sorted({0, *(task.iteration for task in self._still.values())}):
+        for iteration in sorted({0, *(task.iteration for task in self._unfinished.values())}):
             base = iteration * flow.n_nodes
             missing = (node for node in nodes if base + node not in self._arrived)
-            found += [Task(base + node, node, iteration, -1) for node in missing]
-        return sorted(found, key=lambda task: task.id)
+            transfers += [Task(base + node, node, iteration, -1) for node in missing]
+        return sorted(transfers, key=lambda task: task.id)
 
     # -- detection -----------------------------------------------------------------------------
 
@@ -190,11 +190,11 @@ class Breakdowns:
     def _report_error(self, transfer: Task, silent: bool) -> None:
         """Report an error at the surviving end of a transfer: at once, or after the timeout."""
         source, destination = self._endpoints(transfer)
-        by = source if self.is_down(destination) else destination
-        told = ("send-recv", self._name(by), self._what(transfer))
+        reporter = source if self.is_down(destination) else destination
+        report = ("send-recv", self._name(reporter), self._node_name(transfer))
         timeout_ns = self._faults.connection_timeout_ns if silent else 0
         if timeout_ns is not None:
-            self._context.call_at(self._context.now_ns + timeout_ns, self._detect, told)
+            self._context.call_at(self._context.now_ns + timeout_ns, self._detect, report)
 
     def _await_standstill(self, watched: tuple[Task, int, int]) -> None:
         transfer, link, from_ns = watched
@@ -216,17 +216,17 @@ class Breakdowns:
 
     def _give_up(self, transfer: Task) -> None:
         if transfer.id not in self._arrived:
-            self._detect(("send-recv", self._name(self._endpoints(transfer)[1]), self._what(transfer)))
+            self._detect(("send-recv", self._name(self._endpoints(transfer)[1]), self._node_name(transfer)))
 
     def _timed_out(self, collective: Task) -> None:
         device = int(self._job.device_of[collective.op])
         if collective.end_ns < 0 and not self.is_down(device):
-            self._detect(("timeout", self._name(device), self._what(collective)))
+            self._detect(("timeout", self._name(device), self._node_name(collective)))
 
-    def _detect(self, told: tuple[str, str, str]) -> None:
+    def _detect(self, report: tuple[str, str, str]) -> None:
         if self.detection is None:
-            how, by, what = told
-            self.detection = Detection(how, by, self._context.now_ns, what)
+            method, reporter, subject = report
+            self.detection = Detection(method, reporter, self._context.now_ns, subject)
 
     # -- words ---------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Breakdowns:
             "nothing detects it: no Send or Recv fails, no collective times out and no health_check comes"
         )
 
-    def _what(self, task: Task) -> str:
+    def _node_name(self, task: Task) -> str:
         return node_name(self._job, self._flow, task.op)
 
     def _name(self, device: int) -> str:
@@ -296,10 +296,10 @@ class Paced:
 
     def __init__(self, device: Device, context: Context, pace: SpeedProfile) -> None:
         self._context, self._pace = context, pace
-        self._own = _OwnTime(context, pace)
+        self._clock = _DeviceTime(context, pace)
         self._inner: Processor | None = None
         if device.processor is not None:
-            self._inner = device.processor(device, self._own)
+            self._inner = device.processor(device, self._clock)
 
     def start(self, task: Task) -> int:
         """Begin a task; see `sim.machine.device.Processor.start`."""
@@ -307,15 +307,15 @@ class Paced:
         if self._inner is None:
             end_ns = self._pace.end_ns(now_ns, self._context.duration_of(task))
             return MANAGED if end_ns is None else end_ns - now_ns
-        task.start_ns = own_ns = self._own.now_ns
+        task.start_ns = own_ns = self._clock.now_ns
         ns = self._inner.start(task)
         if task.start_ns == own_ns:
             task.start_ns = now_ns
         elif task.start_ns >= 0:
-            task.start_ns = self._own.at(task.start_ns) or -1
+            task.start_ns = self._clock.run_ns(task.start_ns) or -1
         if ns in (WAIT, MANAGED):
             return ns
-        end_ns = self._own.at(own_ns + ns)
+        end_ns = self._clock.run_ns(own_ns + ns)
         return MANAGED if end_ns is None else end_ns - now_ns
 
     @property
@@ -324,7 +324,7 @@ class Paced:
         return None if self._inner is None else self._inner.end
 
 
-class _OwnTime:
+class _DeviceTime:
     """The run as seen from a device that is slow at times; a `sim.job.context.Context`."""
 
     def __init__(self, context: Context, pace: SpeedProfile) -> None:
@@ -343,13 +343,13 @@ class _OwnTime:
     def now_ns(self, time_ns: int) -> None:
         raise AttributeError("time passes by itself")
 
-    def at(self, own_ns: int) -> int | None:
+    def run_ns(self, own_ns: int) -> int | None:
         """Return the time of the run at `own_ns` of the device, now at the earliest; None: never."""
         if own_ns <= self.now_ns:
             return self._context.now_ns
-        return self._pace.when(Fraction(own_ns))
+        return self._pace.completion_ns(Fraction(own_ns))
 
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
-        at_ns = self.at(time_ns)
+        at_ns = self.run_ns(time_ns)
         if at_ns is not None:
             self._context.call_at(at_ns, callback, value)

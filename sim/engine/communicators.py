@@ -109,76 +109,76 @@ class Communicators:
 
     def on_start(self, task: Task) -> None:
         """Let a started task wait for the others; the last one begins the transfer."""
-        _, there = self._meetings[self._meeting_of[task.id]]
-        there.append(task)
-        if len(there) == len(self._c.members[self._c.party[self._entry[task.op]]]):
-            entries = [self._entry[one.op] for one in there]
+        _, present = self._meetings[self._meeting_of[task.id]]
+        present.append(task)
+        if len(present) == len(self._c.members[self._c.party[self._entry[task.op]]]):
+            entries = [self._entry[one.op] for one in present]
             if self._carrier is not None and self._job.carried[entries].all():
                 call = call_of(self._job.graph, self._c, entries[0])
-                self._carrier.begin(call, lambda: self._over(there))
+                self._carrier.begin(call, lambda: self._over(present))
                 return
-            ops, iterations = np.array([(one.op, one.iteration) for one in there]).T
+            ops, iterations = np.array([(one.op, one.iteration) for one in present]).T
             now_ns, ns = self._context.now_ns, self._job.task_ns(ops, iterations)
             end_ns = now_ns + int(ns.max())
             if (conditions := self._context.conditions) is not None:
-                ranks = zip(self._ranks(there), ns.tolist(), strict=True)
-                end_ns = max(conditions.end_ns(device, now_ns, each) for device, each in ranks)
-            self._context.call_at(end_ns, self._over, there)
+                ranks = zip(self._ranks(present), ns.tolist(), strict=True)
+                end_ns = max(conditions.end_ns(device, now_ns, rank_ns) for device, rank_ns in ranks)
+            self._context.call_at(end_ns, self._over, present)
 
-    def _over(self, there: list[Task]) -> None:
-        if self._breakdowns is not None and self._breakdowns.is_any_lost(self._ranks(there)):
+    def _over(self, tasks: list[Task]) -> None:
+        if self._breakdowns is not None and self._breakdowns.is_any_lost(self._ranks(tasks)):
             return  # a rank is gone, and the others wait for it
-        for task in there:
+        for task in tasks:
             self._context.finish(task)
 
-    def _ranks(self, there: list[Task]) -> list[int]:
-        return [int(self._job.device_of[task.op]) for task in there]
+    def _ranks(self, tasks: list[Task]) -> list[int]:
+        return [int(self._job.device_of[task.op]) for task in tasks]
 
     def leave(self, task: Task) -> list[Task]:
         """Remove an ended task from its line; return the tasks that it was holding up."""
         self._meetings.pop(self._meeting_of.pop(task.id), None)
         line = self._in_line[self._c.line[self._entry[task.op]]]
         line.remove(task)  # it is among the first
-        found: list[Task] = []
+        freed: list[Task] = []
         for one in line:
             if self._call(one) != self._call(line[0]):
                 break
             if one.id in self._refused and self._is_first(one):
                 self._refused.remove(one.id)
-                found.append(one)
-        return found
+                freed.append(one)
+        return freed
 
     # -- what went wrong -----------------------------------------------------------------------
 
     def lacks(self) -> dict[int, str]:
         """Return, for each task id that waits for other ranks or in line, what it waits for."""
-        found, devices = {}, self._job.machine.devices
-        for (party, _), (_, there) in self._meetings.items():
-            ranks = set(self._ranks(there))
+        waits, devices = {}, self._job.machine.devices
+        for (party, _), (_, present) in self._meetings.items():
+            ranks = set(self._ranks(present))
             absent = [devices[d].name for d in self._c.members[party] if d not in ranks]
-            for task in there if absent else ():
-                found[task.id] = f"{list_names(absent, 3)} on communicator {self._name(task)!r}"
+            for task in present if absent else ():
+                waits[task.id] = f"{list_names(absent, 3)} on communicator {self._name(task)!r}"
         for line in self._in_line:
             for ahead, task in zip(line, list(line)[1:], strict=False):
                 if self._is_first(task):
                     continue
                 where = f"before it on communicator {self._name(task)!r}"
-                found[task.id] = f"{self._describe(ahead)}, which is {where}"
-        return found
+                waits[task.id] = f"{self._describe(ahead)}, which is {where}"
+        return waits
 
     def _name(self, task: Task) -> str:
         return self._c.names[int(self._c.communicator[self._entry[task.op]])]
 
     def _describe(self, task: Task) -> str:
-        which = f"[{task.iteration}]" if self._job.iterations > 1 else ""
-        return f"{self._job.graph.op_names[task.op]}{which}"
+        suffix = f"[{task.iteration}]" if self._job.iterations > 1 else ""
+        return f"{self._job.graph.op_names[task.op]}{suffix}"
 
     def _mismatch(self, first: Task, task: Task, number: int) -> StuckError:
         devices, graph = self._job.machine.devices, self._job.graph
 
-        def one(of: Task) -> str:
-            what = describe_collective(graph, of.op, int(self._c.nbytes[self._entry[of.op]]))
-            return f"{devices[int(self._job.device_of[of.op])].name} issues {what}"
+        def one(member: Task) -> str:
+            call = describe_collective(graph, member.op, int(self._c.nbytes[self._entry[member.op]]))
+            return f"{devices[int(self._job.device_of[member.op])].name} issues {call}"
 
         return StuckError(
             f"ranks of communicator {self._name(task)!r} issue collectives in different orders: as number "
@@ -189,12 +189,12 @@ class Communicators:
 def _refuse_shared_streams(job: Job, c: Collectives) -> None:
     """Raise if two ops of a group call are on one stream: they could not run side by side."""
     streams, workers = job.stream_of, [device.workers for device in job.machine.devices]
-    seen: dict[tuple[int, int, int], int] = {}
+    first_ops: dict[tuple[int, int, int], int] = {}
     for entry, group in enumerate(c.group.tolist()):
         op = int(c.op[entry])
         if group == UNSET or workers[int(c.device[entry])]:
             continue
-        first = seen.setdefault((int(c.line[entry]), group, int(streams[op])), op)
+        first = first_ops.setdefault((int(c.line[entry]), group, int(streams[op])), op)
         if first != op:
             names = job.graph.op_names
             message = f"{names[first]!r} and {names[op]!r} are one group call, and on one stream"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sim.base.arrays import LATEST_NS
 from sim.base.options import whole_numbers
 from sim.base.startup import collector_paused
-from sim.engine.hooks import tell
+from sim.engine.hooks import notify
 from sim.engine.outcome import trace_of
 from sim.engine.state import RunState, Stream
 from sim.graph.failures import FAILED
@@ -60,9 +60,9 @@ class Engine(RunState):
             self.end = self._end_unless_cut
         self.policy.prepare(read_only(self.job))
         if (least_ns := self.policy.not_before_ns(read_only(self.job))) is not None:
-            whose = f"{type(self.policy).__name__}.not_before_ns"
+            source = f"{type(self.policy).__name__}.not_before_ns"
             n = self.job.iterations * len(self.job.graph)
-            self.not_before_ns = whole_numbers(least_ns, whose, n, below=LATEST_NS)
+            self.not_before_ns = whole_numbers(least_ns, source, n, below=LATEST_NS)
         with collector_paused():
             self._eligible(self.readiness.roots())
             while True:
@@ -87,7 +87,7 @@ class Engine(RunState):
         # The run, its memory and its processors refer to each other; cleared, they need no garbage collector.
         self.memory = self.memory_at_issue = self.memory_at_start = None
         self.processors.clear()
-        self.told_of_ends.clear()
+        self.end_callbacks.clear()
         return trace
 
     def _advance(self, to_ns: float) -> None:
@@ -124,7 +124,7 @@ class Engine(RunState):
         if self.starved and memory is not None and memory.watcher is not None and memory.has_freed():
             self._feed()
         if self.runs is not None and (begun := self.runs.take_begun()):
-            self._eligible(begun if self.rendezvous is None else self.rendezvous.with_met(begun))
+            self._eligible(begun if self.rendezvous is None else self.rendezvous.match(begun))
         if self.asynchronous:
             for task in self.readiness.take_released():
                 if task.group < 0:
@@ -157,7 +157,7 @@ class Engine(RunState):
             for following in self.resources.give_back(task):
                 self._try_again(following)
         executed = task.dead or task.status or self.executed[task.op]
-        if (executed or task.op in self.holding) and task.id not in self.let_go:
+        if (executed or task.op in self.holding) and task.id not in self.detached_ids:
             self.issuers.free(issuer)
         if executed or task.stream == BACKGROUND:
             return
@@ -172,36 +172,36 @@ class Engine(RunState):
     def _give_back(self, ended: list[Task]) -> None:
         """Give back shared resources and unneeded memory of ended tasks; refused tasks try again."""
         for task in ended:
-            device = -1 if task.stream < 0 or self._passed_by(task) else self.device_of[task.op]
-            if device >= 0 and (end := self.told_of_ends[device]) is not None:
+            device = -1 if task.stream < 0 or self._is_skipped(task) else self.device_of[task.op]
+            if device >= 0 and (end := self.end_callbacks[device]) is not None:
                 end(task)
                 blocked = self.blocked[device]
                 while blocked:
                     self._try_again(blocked.popleft())
         if self.observers:
             for task in ended:
-                tell(self.observers, "ended", task)
+                notify(self.observers, "ended", task)
         if self.memory is not None and self.memory.follows_ends:
             freed = [self.memory.release(task) for task in ended]  # of all, so `any` must not stop early
             if any(freed) and self.starved:
                 self._feed()
 
-    def _pass_on(self, now_ready: list[Task], task: Task, announce: bool, by: Issuer | None = None) -> None:
+    def _pass_on(self, ready: list[Task], task: Task, announce: bool, issuer: Issuer | None = None) -> None:
         """Continue the Recvs whose request `task` met, then announce the tasks that it made eligible.
 
-        An empty list is announced only if `announce`. `by` is the issuer that noticed; by default, the one
-        that took `task` and stayed with it.
+        An empty list is announced only if `announce`. `issuer` noticed; by default, it is the one that took
+        `task` and stayed with it.
         """
-        if by is None and task.id not in self.let_go:
-            by = task.issuer
+        if issuer is None and task.id not in self.detached_ids:
+            issuer = task.issuer
         if self.rendezvous is not None:
             for recv in self.rendezvous.take_arrived():
-                self._receive(recv, by)
-        if now_ready or announce:
-            self._eligible(now_ready, task, announce, by)
+                self._receive(recv, issuer)
+        if ready or announce:
+            self._eligible(ready, task, announce, issuer)
 
     def _eligible(
-        self, tasks: list[Task], cause: Task | None = None, announce: bool = True, by: Issuer | None = None
+        self, tasks: list[Task], cause: Task | None = None, announce: bool = True, taker: Issuer | None = None
     ) -> None:
         """Stamp new tasks and announce them, also an empty list if `announce`; issue transfers."""
         if self.open is not None:
@@ -221,7 +221,7 @@ class Engine(RunState):
             for task in issued:
                 self.policy.ready(task)
         elif issued or announce:
-            self.policy.ended(cause, issued, by)
+            self.policy.ended(cause, issued, taker)
         if len(issued) < len(tasks):
             for task in tasks:
                 if task.group < 0 and self.issuers.begin_copy(task):
@@ -272,7 +272,7 @@ class Engine(RunState):
         """Continue tasks that were refused or parked, and those whose launch is paid for."""
         if self.retried or self.placed:
             for task in _drain(self.retried):
-                if task.stream != BACKGROUND or self._events_there(task):
+                if task.stream != BACKGROUND or self._events_arrived(task):
                     self._start(task)
             for task in _drain(self.placed):
                 self._push(task)
@@ -290,8 +290,8 @@ class Engine(RunState):
 
     def _issue(self, task: Task) -> None:
         """Let a worker execute `task`; or put it on its stream, or park it if the launch queue is full."""
-        if task.op in self.alone:
-            self._let_go(task)
+        if task.op in self.detached_ops:
+            self._detach(task)
         elif self.executed[task.op]:
             self._start(task)
         elif self.failing is not None and self.failing.verdict(task):
@@ -321,7 +321,7 @@ class Engine(RunState):
         if self.asynchronous:
             self._pass_on(self.readiness.on_issue(task), task, True)
             if task.op not in self.holding:
-                self.let_go.add(task.id)  # whoever notices its end, it is not its issuer
+                self.detached_ids.add(task.id)  # whoever notices its end, it is not its issuer
 
     # -- parts of the machine that fail --------------------------------------------------------
 
@@ -356,7 +356,7 @@ class Engine(RunState):
         task.issue_ns = self.now_ns
         self._begin(task, BACKGROUND)
         if self.observers:
-            tell(self.observers, "started", task)
+            notify(self.observers, "started", task)
         self._later(0, self.ended.append, task)
 
     def _fail(self, task: Task) -> None:
@@ -369,14 +369,14 @@ class Engine(RunState):
 
     # -- tasks that go on without their issuer -------------------------------------------------
 
-    def _let_go(self, task: Task) -> None:
+    def _detach(self, task: Task) -> None:
         """Let an asynchronous op run by itself, or a Recv wait by itself for its tensor.
 
         The issuer goes on with something else, but executes a task that takes no time itself, on the spot.
         """
-        if task.op not in self.asks:
+        if task.op not in self.asking:
             if self.duration_of(task) or self.communicators_of[task.op] is not None:
-                self._into_background(task)
+                self._send_to_background(task)
                 self.issuers.free(task.issuer)
             self._start(task)
             return
@@ -384,22 +384,22 @@ class Engine(RunState):
             task.issue_ns = self.now_ns
         assert self.rendezvous is not None
         self._eligible(self.rendezvous.ask(task))
-        self.let_go.add(task.id)
+        self.detached_ids.add(task.id)
         for recv in self.rendezvous.take_arrived():
             self._receive(recv, task.issuer)
         self.issuers.free(task.issuer)
 
-    def _into_background(self, task: Task) -> None:
-        self.let_go.add(task.id)
+    def _send_to_background(self, task: Task) -> None:
+        self.detached_ids.add(task.id)
         task.stream = BACKGROUND
 
-    def _receive(self, recv: Task, by: Issuer | None) -> None:
-        """Continue a Recv that has its tensor; if it takes no time, `by` completes it at once."""
-        self._into_background(recv)
+    def _receive(self, recv: Task, issuer: Issuer | None) -> None:
+        """Continue a Recv that has its tensor; if it takes no time, `issuer` completes it at once."""
+        self._send_to_background(recv)
         if self.failing is not None:
             recv.status = recv.status or self.failing.verdict(recv)
         if not recv.status:
-            if not self._events_there(recv):
+            if not self._events_arrived(recv):
                 return
             if self.duration_of(recv):
                 self._start(recv)
@@ -408,16 +408,16 @@ class Engine(RunState):
                 return
         self._begin(recv, recv.stream)
         if self.observers:
-            tell(self.observers, "started", recv)
+            notify(self.observers, "started", recv)
         recv.end_ns = self.now_ns
         if self.open is not None:
             self.open.pop(recv.id, None)
         self.tasks.add(recv)
         if self.gives_back:
             self._give_back([recv])
-        self._pass_on(self._now_ready(recv), recv, True, by)
+        self._pass_on(self._now_ready(recv), recv, True, issuer)
 
-    def _events_there(self, task: Task) -> bool:
+    def _events_arrived(self, task: Task) -> bool:
         """Whether every launched task that a task off any stream follows has ended; if not, retry then."""
         if not self.asynchronous or task.dead or self.executed[task.op]:
             return True
@@ -442,7 +442,7 @@ class Engine(RunState):
         """Let `issuer` take `task` from the policy."""
         refuse_wrong(self.policy, self.job, self.flow.n_nodes, issuer, task)
         task.issuer = issuer
-        if not self._passed_by(task):
+        if not self._is_skipped(task):
             self._claim(task)
             return
         if task.issue_ns < 0:
@@ -450,7 +450,7 @@ class Engine(RunState):
         self._begin(task, issuer.stream)
         self._later(0, self.ended.append, task)
 
-    def _passed_by(self, task: Task) -> bool:
+    def _is_skipped(self, task: Task) -> bool:
         """Whether `task` is dead and executes nothing, as do all dead tasks except Sends and Recvs."""
         return task.dead and task.op not in self.transmits
 
@@ -520,8 +520,8 @@ class Engine(RunState):
         else:
             ns = processor.start(task)
             if type(ns) is not int or ns < MANAGED:
-                whose, of = f"{type(processor).__name__}.start", [self.job.graph.op_names[task.op]]
-                ns = int(whole_numbers([ns], whose, least=MANAGED, of=of)[0])
+                source, ops = f"{type(processor).__name__}.start", [self.job.graph.op_names[task.op]]
+                ns = int(whole_numbers([ns], source, least=MANAGED, of=ops)[0])
             if ns == WAIT:
                 task.start_ns = -1
                 task.wait = Wait.RESOURCES
@@ -536,7 +536,7 @@ class Engine(RunState):
         elif ns != MANAGED:
             self._later(ns, self.end, task)
         if self.observers and task.start_ns == self.now_ns:
-            tell(self.observers, "started", task)
+            notify(self.observers, "started", task)
         return True
 
     def _has_memory(self, task: Task) -> bool:
@@ -565,11 +565,11 @@ class Engine(RunState):
         assert self.memory is not None
         full = set()  # devices of tasks that were refused again: nothing overtakes them there
         for task in _drain(self.starved):
-            own = task.group >= 0
-            device = self.device_of[task.op] if own else int(self.flow.destination[task.op - self.flow.n_ops])
+            k = task.op - self.flow.n_ops  # of a transfer
+            device = self.device_of[task.op] if k < 0 else int(self.flow.destination[k])
             if device in full:
                 self.starved.append(task)
-            elif not own:
+            elif k >= 0:
                 self._carry(task)
             elif not self.memory.at_issue:
                 self._try_again(task)
@@ -589,8 +589,8 @@ class Engine(RunState):
 
 def _drain(noted: list[T], key: Callable[[T], Any] | None = None) -> list[T]:
     """Return and clear the noted items, sorted by `key` if one is given."""
-    found = noted[:]
+    items = noted[:]
     noted.clear()
-    if key is not None and len(found) > 1:
-        found.sort(key=key)
-    return found
+    if key is not None and len(items) > 1:
+        items.sort(key=key)
+    return items

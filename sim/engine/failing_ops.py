@@ -125,12 +125,12 @@ class Failing:
         """Whether the step of a task, or of a transfer, has been aborted."""
         return (self._session[task.op], task.iteration) in self._aborted
 
-    def is_unexplained(self, still: Mapping[int, Task], stopped: Set[int], copies: Mapping[int, int]) -> bool:
+    def is_unexplained(self, tasks: Mapping[int, Task], stopped: Set[int], copies: Mapping[int, int]) -> bool:
         """Whether anything is left that no failure explains, once nothing can happen any more.
 
         Parameters
         ----------
-        still : mapping of int to Task
+        tasks : mapping of int to Task
             Id → task that is eligible and has not ended.
         stopped : set of int
             Groups of issuers that take nothing more.
@@ -139,7 +139,7 @@ class Failing:
         """
         if not self._any:
             return True
-        left: Iterable[Task] = still.values()
+        remaining: Iterable[Task] = tasks.values()
         if self._on_failure == "stop-group":  # a program waits in vain for the output of another one
-            left = [task for task in left if task.group < 0 or task.issuer is not None]
-        return any(copies.get(task.op, task.group) not in stopped for task in left)
+            remaining = [task for task in remaining if task.group < 0 or task.issuer is not None]
+        return any(copies.get(task.op, task.group) not in stopped for task in remaining)

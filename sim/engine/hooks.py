@@ -26,15 +26,15 @@ class Observer(Protocol):
         """Called when `task` finished at ``task.end_ns``."""
 
 
-def tell(observers: list[Observer], what: str, task: Task) -> None:
+def notify(observers: list[Observer], event: str, task: Task) -> None:
     """Notify all observers that `task` has ``"started"`` or ``"ended"``; drop one that raises."""
     for observer in tuple(observers):
         try:
-            getattr(observer, what)(Task(*_VALUES(task)))
+            getattr(observer, event)(Task(*_VALUES(task)))
         except (Exception, SystemExit) as error:
             observers.remove(observer)
-            told = f"observer {observer!r} raised {error!r} and was dropped"
-            warnings.warn(told, RuntimeWarning, stacklevel=2)
+            message = f"observer {observer!r} raised {error!r} and was dropped"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 class Memory(Protocol):

@@ -76,23 +76,23 @@ _NO_ROOM: Final = (
 
 
 def _deadlock(run: RunState) -> StuckError:
-    if run.breakdowns is not None and (why := run.breakdowns.describe_unnoticed()):
-        return StuckError(why)
-    name, over = run.readiness.name, [ended.columns()["id"].tolist() for ended in (run.tasks, run.transfers)]
-    waiting = dict(run.readiness.find_unfinished({*over[0], *over[1]}))
+    if run.breakdowns is not None and (reason := run.breakdowns.describe_unnoticed()):
+        return StuckError(reason)
+    name, done = run.readiness.name, [ended.columns()["id"].tolist() for ended in (run.tasks, run.transfers)]
+    waiting = dict(run.readiness.find_unfinished({*done[0], *done[1]}))
     lacks = {task.id: run.memory.lacks(task) for task in run.starved} if run.memory else {}
     if run.rendezvous is not None:
         lacks.update(run.rendezvous.lacks())
     if run.communicators is not None:
         lacks.update(run.communicators.lacks())
-    lines = [f"{name(id)} waits for {what}" for id, what in lacks.items()][:_SHOWN]  # the cause comes first
+    lines = [f"{name(id)} waits for {need}" for id, need in lacks.items()][:_SHOWN]  # the cause first
     others = {id: producers for id, producers in waiting.items() if id not in lacks}
     for id, producers in list(others.items())[: _SHOWN - len(lines)]:
         if producers:
-            why = f"waits for {list_names([name(p) for p in producers], 3)}"
+            reason = f"waits for {list_names([name(p) for p in producers], 3)}"
         else:
-            why = "has all its inputs; the policy never issues it, or its stream is blocked"
-        lines.append(f"{name(id)} {why}")
+            reason = "has all its inputs; the policy never issues it, or its stream is blocked"
+        lines.append(f"{name(id)} {reason}")
     if len(waiting) > _SHOWN:
         lines.append(f"... and {len(waiting) - _SHOWN} more")
     if cycle := a_cycle(waiting):

@@ -19,7 +19,7 @@ from sim.base.options import require_call, whole_numbers
 from sim.engine.breakdowns import Breakdowns, Paced
 from sim.engine.communicators import Communicators
 from sim.engine.failing_ops import Failing
-from sim.engine.hooks import Memory, Observer, tell
+from sim.engine.hooks import Memory, Observer, notify
 from sim.faults import Conditions
 from sim.graph.frames import has_control_flow
 from sim.graph.rendezvous_keys import RendezvousKeys, rendezvous_keys
@@ -185,10 +185,10 @@ class SharedResources:
                 continue
             task = lines[name][0]
             needs = self._needs[task.op]
-            if all(lines[each][0] is task and self._free[each] >= n for each, n in needs.items()):
-                for each, n in needs.items():
-                    self._free[each] -= n
-                    lines[each].popleft()
+            if all(lines[resource][0] is task and self._free[resource] >= n for resource, n in needs.items()):
+                for resource, n in needs.items():
+                    self._free[resource] -= n
+                    lines[resource].popleft()
                 served.append(task)
                 changed += needs
         self._held.update(task.id for task in served)
@@ -198,12 +198,12 @@ class SharedResources:
 # ----------------------------------------------------------------------------------------------------------
 
 
-def _asynchronous(policy: Policy, job: Job) -> Set[int]:
+def _asynchronous_ops(policy: Policy, job: Job) -> Set[int]:
     """Return the ops that a policy says are asynchronous."""
-    whose = f"{type(policy).__name__}.asynchronous_ops"
+    source = f"{type(policy).__name__}.asynchronous_ops"
     if not isinstance(ops := policy.asynchronous_ops(read_only(job)), Set):
-        raise InputError(f"{whose} returned {ops!r}, should be a set of ops")
-    whole_numbers(list(ops), whose, below=len(job.graph))
+        raise InputError(f"{source} returned {ops!r}, should be a set of ops")
+    whole_numbers(list(ops), source, below=len(job.graph))
     return ops
 
 
@@ -220,14 +220,14 @@ class RunState:
 
     # Without slots, method calls are a third slower on an object with thirty attributes or more.
     __slots__ = (
-        "alone", "arrived", "asks", "asynchronous", "blocked", "breakdowns", "called", "clock",
-        "communicators", "communicators_of", "conditions", "device_of", "drawn", "duration_ns", "end",
-        "ended", "executed", "failing", "flow", "frames", "gap_ns", "gives_back", "holding", "issue_ns",
-        "issuers", "job", "launch_queues", "let_go", "memory", "memory_at_issue", "memory_at_start",
-        "messages", "network", "not_before_ns", "now_ns", "observers", "open", "paid", "placed", "policy",
-        "processors", "readiness", "record_ns", "recorded", "release_ns", "rendezvous", "requested",
-        "resources", "retried", "round", "runs", "settling", "starved", "stream_of", "streams", "taken",
-        "tasks", "told_of_ends", "touched", "transfers", "transmits",
+        "arrived", "asking", "asynchronous", "blocked", "breakdowns", "called", "clock", "communicators",
+        "communicators_of", "conditions", "detached_ids", "detached_ops", "device_of", "drawn",
+        "duration_ns", "end", "end_callbacks", "ended", "executed", "failing", "flow", "frames", "gap_ns",
+        "gives_back", "holding", "issue_ns", "issuers", "job", "launch_queues", "memory", "memory_at_issue",
+        "memory_at_start", "messages", "network", "not_before_ns", "now_ns", "observers", "open", "paid",
+        "placed", "policy", "processors", "readiness", "record_ns", "recorded", "release_ns", "rendezvous",
+        "requested", "resources", "retried", "round", "runs", "settling", "starved", "stream_of", "streams",
+        "taken", "tasks", "touched", "transfers", "transmits",
     )  # fmt: skip
 
     def __init__(
@@ -284,12 +284,12 @@ class RunState:
         self.drawn = job.drawn
         self.holding = holding_ops(job)
         # Ops that go on without their issuer: asynchronous ones, and Recvs that ask when they are taken.
-        self.asks = self.rendezvous.asked if self.rendezvous is not None else frozenset[int]()
-        self.alone = _asynchronous(policy, job) | self.asks
+        self.asking = self.rendezvous.asking if self.rendezvous is not None else frozenset[int]()
+        self.detached_ops = _asynchronous_ops(policy, job) | self.asking
         # Sends and Recvs that execute even when dead: the other side has to know.
         nodes = job.graph.is_kind("send", "recv") & ~job.launched & policy.asks_in_turn
-        self.transmits = self.asks.union(np.flatnonzero(nodes).tolist())
-        self.let_go: set[int] = set()  # ids of tasks that went on without their issuer
+        self.transmits = self.asking.union(np.flatnonzero(nodes).tolist())
+        self.detached_ids: set[int] = set()  # ids of tasks that went on without their issuer
         # Transfers (nodes) that a host thread has to make, with the group of its issuers.
         copier = host_groups(job, self.flow.tensor, self.flow.source, self.flow.destination).tolist()
         copies = {self.flow.n_ops + k: group for k, group in enumerate(copier) if group != UNSET}
@@ -335,19 +335,19 @@ class RunState:
         self.memory_at_issue = self.memory if at_issue else None
         self.memory_at_start = None if at_issue else self.memory
         # For each device: the callback for the end of a task, which frees what the task had.
-        self.told_of_ends = [processor.end if processor else None for processor in self.processors]
+        self.end_callbacks = [processor.end if processor else None for processor in self.processors]
         follows_ends = self.memory is not None and self.memory.follows_ends
-        self.gives_back = follows_ends or any(self.told_of_ends) or bool(self.observers)
+        self.gives_back = follows_ends or any(self.end_callbacks) or bool(self.observers)
         # The results.
         self.frames: dict[str, int] = {}
         frames = self.frames if has_control_flow(job.graph) else None
-        more = [*(["status"] if may_fail else []), *([] if frames is None else ["dead"])]
+        extra_columns = [*(["status"] if may_fail else []), *([] if frames is None else ["dead"])]
         n_tasks, n_transfers = self.flow.n_ops * job.iterations, len(self.flow.tensor) * job.iterations
-        self.tasks = ColumnWriter((*TASK_COLUMNS, "calls_ns", *more), n_tasks, frames)
+        self.tasks = ColumnWriter((*TASK_COLUMNS, "calls_ns", *extra_columns), n_tasks, frames)
         self.transfers = ColumnWriter(TRANSFER_COLUMNS, n_transfers, frames)
 
-    def _make_readiness(self, keys: RendezvousKeys, own: Flow) -> None:
-        """Create the object that says when tasks are eligible; `own` lacks the transfers that Sends start."""
+    def _make_readiness(self, keys: RendezvousKeys, graph_flow: Flow) -> None:
+        """Create the readiness of tasks; `graph_flow` lacks the transfers that Sends start."""
         job, flow, policy, memory = self.job, self.flow, self.policy, self.memory
         self.readiness: Readiness
         if has_control_flow(job.graph):
@@ -355,17 +355,17 @@ class RunState:
             tokens = TaggedTokenReadiness(job, flow, policy.synchronisation, values, watcher)
             self.readiness, tokens.sides = tokens, self.taken
         else:
-            alone = keys.recvs if policy.asks_in_turn else ()
-            self.readiness = CounterReadiness(job, flow, policy.synchronisation, alone)
+            recvs = keys.recvs if policy.asks_in_turn else ()
+            self.readiness = CounterReadiness(job, flow, policy.synchronisation, recvs)
         self.runs: RunsInTurn | None = None
         self.rendezvous: Rendezvous | None = None
         if policy.runs_in_turn and has_runs(job):
-            self.readiness = self.runs = RunsInTurn(self.readiness, job, own)
+            self.readiness = self.runs = RunsInTurn(self.readiness, job, graph_flow)
         if keys.recvs:
-            never = (lambda task: False) if self.failing is None else self.failing.is_aborted
-            tell = (lambda send, recv: None) if memory is None else memory.on_meeting
+            is_aborted = (lambda task: False) if self.failing is None else self.failing.is_aborted
+            on_meeting = (lambda send, recv: None) if memory is None else memory.on_meeting
             self.readiness = self.rendezvous = Rendezvous(
-                self.readiness, self, keys, policy.asks_in_turn, never, tell
+                self.readiness, self, keys, policy.asks_in_turn, is_aborted, on_meeting
             )
 
     # -- for processors, networks and memory: `sim.job.context.Context` ------------------------------
@@ -387,7 +387,7 @@ class RunState:
         if self.breakdowns is not None and task.group < 0:
             self.breakdowns.watch_transfer(task)
         if self.observers:
-            tell(self.observers, "started", task)
+            notify(self.observers, "started", task)
 
     def duration_of(self, task: Task) -> int:
         """Return the undisturbed duration of `task`; a collective, by itself, takes no time."""

@@ -46,16 +46,16 @@ from sim.record.record import Record
 # nothing, and every transfer has its links to itself. Edges into later iterations chain the iterations
 # together. A non-strict op waits for the earliest of its inputs.
 
-_MOST: Final = 2**62
+_MAX_NS: Final = 2**62
 
 
 def longest_chain_ns(job: Job, ns: IntArray) -> int:
     """Return the end of the last op if only inputs and transfers hold ops back."""
     graph = job.graph
-    crossing, there, home = crossing_reads(job)
-    tensor, there = graph.inputs.indices[crossing], there[crossing]
+    crossing, device, home = crossing_reads(job)
+    tensor, device = graph.inputs.indices[crossing], device[crossing]
     travel = np.zeros(len(crossing), np.int64)
-    travel[crossing] = travel_ns(job.machine, home[tensor], there, tensor, graph.tensor_nbytes[tensor])
+    travel[crossing] = travel_ns(job.machine, home[tensor], device, tensor, graph.tensor_nbytes[tensor])
     waits = np.where(non_strict_ops(graph), edge_passes.FIRST, edge_passes.ALL)
     if has_control_flow(graph):  # a merge waits for one of its inputs, but which one is unknown
         waits[waits == edge_passes.FIRST] = edge_passes.NO_DATA  # its inputs may be dead
@@ -65,7 +65,7 @@ def longest_chain_ns(job: Job, ns: IntArray) -> int:
     chained = graph.input_distance.any() or graph.after_distance.any()
     iterations = job.iterations if chained else 1
     # C integers wrap around where Python's grow.
-    small = iterations * (ns.sum(dtype=float) + travel.sum(dtype=float)) < _MOST
+    small = iterations * (ns.sum(dtype=float) + travel.sum(dtype=float)) < _MAX_NS
     longest_ns: Callable[..., int] = (load("edge_passes", "base") if small else edge_passes).longest_ns
     inputs = (graph.inputs.indptr, producer, graph.input_distance, travel)
     after = (graph.after.indptr, graph.after.indices, graph.after_distance)
@@ -137,7 +137,7 @@ class Bounds(NamedTuple):
 
 
 def bounds(
-    what: Job | Record,
+    work: Job | Record,
     duration_ns: IntArray | None = None,
     synchronisation: str | None = None,
     *,
@@ -147,7 +147,7 @@ def bounds(
 
     Parameters
     ----------
-    what : Job or Trace
+    work : Job or Trace
         How often control flow runs an op is known only from a trace; for a job with control flow, ops
         count for nothing.
     duration_ns : array of int64, optional
@@ -169,7 +169,7 @@ def bounds(
     >>> limits.critical_path_ns, limits.lower_bound_ns, limits.binding
     (20, 20, 'critical path')
     """
-    job, trace = (what.job, what) if isinstance(what, Record) else (what, None)
+    job, trace = (work.job, work) if isinstance(work, Record) else (work, None)
     if trace is not None and trace.failed:
         return Bounds({"critical path": 0}, failed=True)
     compute = partial(_bounds, job, trace, duration_ns, synchronisation, exact)
@@ -185,16 +185,16 @@ def _bounds(
     graph = job.graph
     static = not has_control_flow(graph)
     ns = least_durations_ns(job if trace is None else trace) if duration_ns is None else duration_ns
-    runs, alone, cost = _runs_of_ops(job, trace), _alone(trace), issue_costs_ns(job)
+    runs, off_lane, cost = _runs_of_ops(job, trace), _runs_off_lanes(trace), issue_costs_ns(job)
     flow = None  # of heads and tails, if ops wait for all their inputs and all that is sent is asked for
     if static and not non_strict_ops(graph).any() and not rendezvous_keys(graph).unsure:
         flow = make_flow(job) if trace is None else trace.flow
     around = heads_and_tails(job, flow, ns, cost, synchronisation)
     launches_ns = 0 if flow is None else int((around.start + around.ns + around.tail).max(initial=0))
-    total = (runs - alone) * ns
+    total = (runs - off_lane) * ns
     if duration_ns is None:
         total = np.maximum(total, _drawn_ns(job, trace))
-    load = _Load(job, ns, total, cost, runs - alone, around, exact)
+    load = _Load(job, ns, total, cost, runs - off_lane, around, exact)
     by_source = {
         "critical path": longest_chain_ns(job, np.where(runs > 0, ns, 0)),
         **_devices(load),
@@ -214,22 +214,22 @@ def _runs_of_ops(job: Job, trace: Record | None) -> IntArray:
     return np.zeros(n, np.int64) if trace is None else _count(trace, trace.executed)
 
 
-def _alone(trace: Record | None) -> IntArray | int:
+def _runs_off_lanes(trace: Record | None) -> IntArray | int:
     """Return how many runs of each op kept no worker and no stream busy."""
     return 0 if trace is None else _count(trace, trace.alone)
 
 
-def _count(trace: Record, which: BoolArray) -> IntArray:
-    return np.bincount(trace.tasks["op"][which], minlength=len(trace.job.graph))
+def _count(trace: Record, mask: BoolArray) -> IntArray:
+    return np.bincount(trace.tasks["op"][mask], minlength=len(trace.job.graph))
 
 
-def least_durations_ns(what: Job | Record) -> IntArray:
+def least_durations_ns(work: Job | Record) -> IntArray:
     """Return the duration of each op, the shortest of its tasks if noise makes them differ."""
-    job, trace = (what.job, what) if isinstance(what, Record) else (what, None)
+    job, trace = (work.job, work) if isinstance(work, Record) else (work, None)
     if job.drawn is not None and trace is not None:
         ran = np.flatnonzero(trace.executed)
-        least = least_by(trace.tasks["op"][ran], trace.alone_ns[ran], len(job.graph), _MOST)
-        return np.where(_runs_of_ops(job, trace) > 0, least, job.duration_ns)
+        shortest = least_by(trace.tasks["op"][ran], trace.alone_ns[ran], len(job.graph), _MAX_NS)
+        return np.where(_runs_of_ops(job, trace) > 0, shortest, job.duration_ns)
     ns = job.duration_ns if job.noisy_ns is None else job.noisy_ns.min(axis=0)
     if job.collectives is not None and job.carried.any():  # their time depends on other traffic
         ns = ns.copy()
@@ -244,7 +244,7 @@ def _drawn_ns(job: Job, trace: Record | None) -> IntArray:
         ran = np.flatnonzero(trace.executed & ~trace.alone)
         total = sums_by(trace.tasks["op"][ran], trace.alone_ns[ran], len(job.graph))
     elif job.noisy_ns is not None:
-        total = np.where(_alone(trace), 0, job.noisy_ns.sum(axis=0))
+        total = np.where(_runs_off_lanes(trace), 0, job.noisy_ns.sum(axis=0))
     return np.where(job.meets, 0, total)  # the duration of a collective depends on all its ranks
 
 
@@ -252,9 +252,9 @@ def cores_of_ops(job: Job) -> IntArray:
     """Return the number of cores that each op occupies: its device's default, or its ``cores`` if counted."""
     devices, device_of = job.machine.devices, job.device_of
     cores = np.array([device.cores_per_op for device in devices])[device_of]
-    for op, own in job.graph.attribute("cores").items():
+    for op, count in job.graph.attribute("cores").items():
         if devices[device_of[op]].counts_cores:
-            cores[op] = own
+            cores[op] = count
     return cores
 
 
@@ -296,28 +296,28 @@ class _Load(NamedTuple):
             return between_ns(head.tolist(), body.tolist(), tail.tolist(), capacity)
         return around_ns(head, body, tail, capacity)
 
-    def least(
+    def least_ns(
         self,
-        of: IntArray,
+        machine_of: IntArray,
         capacity: Sequence[int],
         *,
         head: IntArray,
-        rest: IntArray | int,
+        extra: IntArray | int,
         times: IntArray | int,
         tail: IntArray,
     ) -> list[int]:
         """Return the least time of each of some machines, 0 without capacity.
 
-        `of` gives the machine of each op. A task keeps it busy for `times` its duration, plus `rest`.
+        `machine_of` gives each op's machine. A task keeps it busy for `times` its duration, plus `extra`.
         """
         ran = np.flatnonzero(self.runs > 0)
-        rows = Csr.group(of[ran], ran, len(capacity))
-        body = rest * self.runs + times * self.total_ns
-        found = []
+        rows = Csr.group(machine_of[ran], ran, len(capacity))
+        body = extra * self.runs + times * self.total_ns
+        result = []
         for k, units in enumerate(capacity):
             ops = rows.row(k)
-            found.append(self.between(head[ops], body[ops], tail[ops], units) if units else 0)
-        return found
+            result.append(self.between(head[ops], body[ops], tail[ops], units) if units else 0)
+        return result
 
 
 def _devices(load: _Load) -> dict[str, int]:
@@ -325,36 +325,36 @@ def _devices(load: _Load) -> dict[str, int]:
 
     A worker pays for issuing with its own time, a stream does not.
     """
-    job, devices, around, out = load.job, load.job.machine.devices, load.around_ops, {}
-    of = job.device_of
-    rest = np.where(job.launched, job.gap_ns, load.cost)
+    job, devices, around, result = load.job, load.job.machine.devices, load.around_ops, {}
+    device_of = job.device_of
+    extra = np.where(job.launched, job.gap_ns, load.cost)
     begin = np.where(job.launched, around.start, around.taken)
     of_lanes = [device.lanes for device in devices]
-    lanes = load.least(of, of_lanes, head=begin, rest=rest, times=1, tail=around.tail)
+    lanes = load.least_ns(device_of, of_lanes, head=begin, extra=extra, times=1, tail=around.tail)
     times = np.where(job.meets, 0, least_cores_of_ops(job))  # a collective need not use its cores
     of_cores = [device.cores for device in devices]
-    cores = load.least(of, of_cores, head=around.start, rest=0, times=times, tail=around.tail)
-    ops = np.bincount(of, minlength=len(devices)).tolist()
+    cores = load.least_ns(device_of, of_cores, head=around.start, extra=0, times=times, tail=around.tail)
+    ops = np.bincount(device_of, minlength=len(devices)).tolist()
     for d, device in enumerate(devices):
-        least = max(0, lanes[d] - (0 if device.workers else device.gap_ns), cores[d])
+        bound = max(0, lanes[d] - (0 if device.workers else device.gap_ns), cores[d])
         if device.least_ns is not None and ops[d]:
-            least = max(least, device.least_ns(device, job, load.ns, load.runs))
-        out[f"device {device.name}"] = least
-    return out
+            bound = max(bound, device.least_ns(device, job, load.ns, load.runs))
+        result[f"device {device.name}"] = bound
+    return result
 
 
 def _streams(load: _Load) -> dict[str, int]:
     """Bound each stream by its tasks, the gaps between them, and the time before and after them."""
-    job, machine, around, out = load.job, load.job.machine, load.around_ops, {}
+    job, machine, around, result = load.job, load.job.machine, load.around_ops, {}
     one = [1] * machine.first_stream[-1]
-    least = load.least(job.stream_of, one, head=around.start, rest=job.gap_ns, times=1, tail=around.tail)
+    bound = load.least_ns(job.stream_of, one, head=around.start, extra=job.gap_ns, times=1, tail=around.tail)
     for d, device in enumerate(machine.devices):
         if device.workers:
             continue
         for stream in range(machine.first_stream[d], machine.first_stream[d + 1]):
-            if ns := least[stream]:
-                out[f"stream {machine.stream_name(stream)}"] = max(0, ns - device.gap_ns)
-    return out
+            if ns := bound[stream]:
+                result[f"stream {machine.stream_name(stream)}"] = max(0, ns - device.gap_ns)
+    return result
 
 
 def _hosts(load: _Load) -> dict[str, int]:
@@ -367,19 +367,19 @@ def _hosts(load: _Load) -> dict[str, int]:
     launches = np.bincount(job.group_of[job.launched & (load.runs > 0)], minlength=job.n_groups)
     issuers = [len(members[group]) for group in range(job.n_groups)]
     times, tail = np.where(job.launched, 0, 1), np.where(job.launched, around.issued, around.tail)
-    least = load.least(job.group_of, issuers, head=around.taken, rest=load.cost, times=times, tail=tail)
-    return {f"issuer {names[0]}": least[group] for group, names in members.items() if launches[group]}
+    bound = load.least_ns(job.group_of, issuers, head=around.taken, extra=load.cost, times=times, tail=tail)
+    return {f"issuer {names[0]}": bound[group] for group, names in members.items() if launches[group]}
 
 
 def _resources(load: _Load) -> dict[str, int]:
     """Bound each resource by the work of the ops that take it, times the amount that they take."""
-    around, out = load.around_ops, {}
-    for name, there in load.job.machine.resources.items():
+    around, result = load.around_ops, {}
+    for name, capacity in load.job.machine.resources.items():
         needs = {op: n[name] for op, n in load.job.graph.attribute("resources").items() if name in n}
         ops = np.array([*needs], np.int64)
         work = load.total_ns[ops] * np.array([*needs.values()], np.int64)
-        out[f"resource {name}"] = load.between(around.start[ops], work, around.tail[ops], there)
-    return out
+        result[f"resource {name}"] = load.between(around.start[ops], work, around.tail[ops], capacity)
+    return result
 
 
 def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
@@ -391,35 +391,35 @@ def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
     machine, graph = job.machine, job.graph
     if not machine.links:
         return {}
-    crossing, there, home = crossing_reads(job)
+    crossing, reader, home = crossing_reads(job)
     n_devices = len(machine.devices)
     # Faster than `np.unique`, which hashes
-    moved = np.sort((graph.inputs.indices * n_devices + there)[crossing])
+    moved = np.sort((graph.inputs.indices * n_devices + reader)[crossing])
     moved = moved[np.diff(moved, prepend=-1) != 0]
-    tensor, there = np.divmod(moved, n_devices)
-    routes, way = machine.distinct_routes(home[tensor], there, tensor)
-    travels = [Travel.along(machine, *each) for each in routes]
-    moves, which = distinct_rows(way, graph.tensor_nbytes[tensor])
-    held, nbytes, longest = ([0] * len(machine.links) for _ in range(3))
+    tensor, reader = np.divmod(moved, n_devices)
+    routes, way = machine.distinct_routes(home[tensor], reader, tensor)
+    travels = [Travel.along(machine, *index) for index in routes]
+    moves, move_of = distinct_rows(way, graph.tensor_nbytes[tensor])
+    busy, nbytes, longest = ([0] * len(machine.links) for _ in range(3))
     used: set[int] = set()
-    for (each, size), count in zip(moves, np.bincount(which).tolist(), strict=True):
-        ns, channels = travels[each].ns(size), {machine.channels[link] for link in routes[each][2]}
+    for (index, size), count in zip(moves, np.bincount(move_of).tolist(), strict=True):
+        ns, channels = travels[index].ns(size), {machine.channels[link] for link in routes[index][2]}
         used |= channels
         for k in channels:
-            held[k] += ns * count * job.iterations
+            busy[k] += ns * count * job.iterations
             longest[k] = max(longest[k], ns)
             nbytes[k] += size * count * job.iterations
-    out = {}
+    result = {}
     for k in sorted(used):
         link, rate = machine.links[k], machine.links[k].bandwidth_bytes_per_s
         flowing = 0 if rate is None else -(-nbytes[k] * NS_PER_S // rate)
         flows = link.latency_ns + flowing
-        by_sharing = {"serial": held[k], "shared": flows, "fifo": flows, "independent": longest[k]}
-        out[k] = by_sharing[link.sharing]
+        by_sharing = {"serial": busy[k], "shared": flows, "fifo": flows, "independent": longest[k]}
+        result[k] = by_sharing[link.sharing]
     if flow is not None:
         for k, ns in _serial_links(load, flow).items():
-            out[k] = max(out.get(k, 0), ns)
-    return {f"link {machine.links[k].name}": ns for k, ns in out.items()}
+            result[k] = max(result.get(k, 0), ns)
+    return {f"link {machine.links[k].name}": ns for k, ns in result.items()}
 
 
 def _serial_links(load: _Load, flow: Flow) -> dict[int, int]:
@@ -427,16 +427,16 @@ def _serial_links(load: _Load, flow: Flow) -> dict[int, int]:
     job, around = load.job, load.around
     routes, way = job.machine.distinct_routes(flow.source, flow.destination, flow.tensor)
     transfers = Csr.group(way, np.arange(flow.n_ops, flow.n_nodes), len(routes))
-    over: dict[int, list[IntArray]] = {}
-    for which, (_, _, route) in enumerate(routes):
+    by_link: dict[int, list[IntArray]] = {}
+    for index, (_, _, route) in enumerate(routes):
         for k in {job.machine.channels[link] for link in route}:
             if job.machine.links[k].sharing == "serial":
-                over.setdefault(k, []).append(transfers.row(which))
-    out = {}
-    for k, parts in over.items():
+                by_link.setdefault(k, []).append(transfers.row(index))
+    result = {}
+    for k, parts in by_link.items():
         nodes = np.sort(np.concatenate(parts))
-        out[k] = load.between(around.start[nodes], around.ns[nodes] * job.iterations, around.tail[nodes])
-    return out
+        result[k] = load.between(around.start[nodes], around.ns[nodes] * job.iterations, around.tail[nodes])
+    return result
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -467,8 +467,8 @@ def around_ns(head: IntArray, body: IntArray, tail: IntArray, capacity: int = 1)
     for one, other in ((head, tail), (tail, head)):
         order = np.argsort(one, kind="stable")[::-1]
         work = np.cumsum(body[order])
-        least = one[order] + np.minimum.accumulate(other[order])
-        longest = max(longest, int((least - -work // capacity).max()))
+        margins = one[order] + np.minimum.accumulate(other[order])
+        longest = max(longest, int((margins - -work // capacity).max()))
     return longest
 
 
@@ -492,19 +492,19 @@ def between_ns(head: Sequence[int], body: Sequence[int], tail: Sequence[int], ca
     """
     tasks = sorted((h * capacity, b, t * capacity) for h, b, t in zip(head, body, tail, strict=True))
     waiting: list[tuple[int, int]] = []  # minus the tail, and the remaining demand
-    now = longest = at = 0
-    while at < len(tasks) or waiting:
+    now = longest = k = 0
+    while k < len(tasks) or waiting:
         if not waiting:
-            now = max(now, tasks[at][0])
-        while at < len(tasks) and tasks[at][0] <= now:
-            heappush(waiting, (-tasks[at][2], tasks[at][1]))
-            at += 1
-        tail_ns, left = heappop(waiting)
-        until = tasks[at][0] if at < len(tasks) else now + left
-        done = min(left, until - now)
+            now = max(now, tasks[k][0])
+        while k < len(tasks) and tasks[k][0] <= now:
+            heappush(waiting, (-tasks[k][2], tasks[k][1]))
+            k += 1
+        tail_ns, remaining = heappop(waiting)
+        stop = tasks[k][0] if k < len(tasks) else now + remaining
+        done = min(remaining, stop - now)
         now += done
-        if done < left:
-            heappush(waiting, (tail_ns, left - done))
+        if done < remaining:
+            heappush(waiting, (tail_ns, remaining - done))
         else:
             longest = max(longest, now - tail_ns)
     return -(-longest // capacity)
@@ -563,26 +563,26 @@ def heads_and_tails(
         return HeadsAndTails(none, cost + latency, ns, latency + ns, none)
     n, none = flow.n_ops, np.zeros(len(flow.tensor), np.int64)
     travel = travel_ns(job.machine, flow.source, flow.destination, flow.tensor, flow.nbytes)
-    own, paid = np.concatenate((ns, travel)), np.concatenate((cost, none))
+    length, paid = np.concatenate((ns, travel)), np.concatenate((cost, none))
     latency = np.concatenate((latency, none))
-    now = flow.distance == 0
+    same_iteration = flow.distance == 0
     at_issue = edges_at_issue(synchronisation or "issue", job, flow)
-    early = (np.zeros(len(now), bool) if at_issue is None else at_issue)[now]
-    producer, consumer = flow.producer[now], flow.consumer[now]
-    place = np.zeros(flow.n_nodes, np.int64)  # a transfer comes right after the op whose output it carries
-    place[job.graph.topological_order] = 2 * np.arange(n) + 1
-    into = consumer >= n
-    np.maximum.at(place, consumer[into], place[producer[into]] + 1)
-    if given := job.graph.attribute("release"):  # as if each were the end of a node of its own
-        more = np.arange(flow.n_nodes, flow.n_nodes + len(given))
-        producer, consumer = np.append(producer, more), np.append(consumer, [*given])
-        early = np.append(early, np.zeros(len(given), bool))
-        own = np.append(own, [*given.values()])
+    early = (np.zeros(len(same_iteration), bool) if at_issue is None else at_issue)[same_iteration]
+    producer, consumer = flow.producer[same_iteration], flow.consumer[same_iteration]
+    rank = np.zeros(flow.n_nodes, np.int64)  # a transfer comes right after the op whose output it carries
+    rank[job.graph.topological_order] = 2 * np.arange(n) + 1
+    is_transfer = consumer >= n
+    np.maximum.at(rank, consumer[is_transfer], rank[producer[is_transfer]] + 1)
+    if releases := job.graph.attribute("release"):  # as if each were the end of a node of its own
+        more = np.arange(flow.n_nodes, flow.n_nodes + len(releases))
+        producer, consumer = np.append(producer, more), np.append(consumer, [*releases])
+        early = np.append(early, np.zeros(len(releases), bool))
+        length = np.append(length, [*releases.values()])
         paid, latency = (np.append(column, np.zeros_like(more)) for column in (paid, latency))
-    order = np.argsort(place[consumer], kind="stable")
+    order = np.argsort(rank[consumer], kind="stable")
     edges = (column[order] for column in (producer, consumer, early.astype(np.int64)))
-    found = load("edge_passes", "base").heads_and_tails([own, paid, latency, *edges])
-    own, paid, latency, *found = (column[: flow.n_nodes] for column in (own, paid, latency, *found))
-    taken, begin, issued, tail = found
+    results = load("edge_passes", "base").heads_and_tails([length, paid, latency, *edges])
+    length, paid, latency, *results = (column[: flow.n_nodes] for column in (length, paid, latency, *results))
+    taken, begin, issued, tail = results
     start = np.maximum(begin, taken + paid + latency)
-    return HeadsAndTails(taken, start, own, np.maximum(issued, latency + own + tail), tail)
+    return HeadsAndTails(taken, start, length, np.maximum(issued, latency + length + tail), tail)

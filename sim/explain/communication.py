@@ -45,21 +45,21 @@ def computes_until_ns(trace: Record) -> IntArray:
 
     If a task took longer or shorter than its op, the same share is communication.
     """
-    inside = inside_ns(trace.job.graph)
+    communicating = inside_ns(trace.job.graph)
     end: IntArray = trace.tasks["end_ns"]
-    if not inside.any():
+    if not communicating.any():
         return end
     op = trace.tasks["op"]
-    tasks = np.flatnonzero(inside[op] > 0)
+    tasks = np.flatnonzero(communicating[op] > 0)
     lasted, planned = end[tasks] - trace.begins_ns[tasks], trace.job.duration_ns[op[tasks]]
-    part = inside[op[tasks]]
+    part = communicating[op[tasks]]
     other = lasted != planned
     if other.any():
         share = part[other] / np.maximum(planned[other], 1)
         part[other] = np.round(share * lasted[other]).astype(np.int64)
-    until = end.copy()
-    until[tasks] -= np.clip(part, 0, lasted)
-    return until
+    stop = end.copy()
+    stop[tasks] -= np.clip(part, 0, lasted)
+    return stop
 
 
 def moving_ops(job: Job) -> BoolArray:
@@ -145,15 +145,15 @@ def exposed_communication(f: DerivedColumns) -> dict[str, dict[str, int]]:
     """
     moves = communicates(f.trace)
     rows = np.flatnonzero(f.counts & moves & ~f.trace.alone)
-    started, begun, ended = (np.clip(at, f.from_ns, f.to_ns) for at in (f.start, f.begins, f.end))
+    started, begun, ended = (np.clip(time, f.from_ns, f.to_ns) for time in (f.start, f.begins, f.end))
     prepares = _prepares(f, moves)
 
-    def beside(computes: BoolArray) -> _Alone:
+    def beside(computes: BoolArray) -> _Exclusive:
         hidden = Intervals(begun[computes], ended[computes], f.device[computes])
-        return _Alone(Intervals(begun[rows], ended[rows], f.device[rows]), hidden, f)
+        return _Exclusive(Intervals(begun[rows], ended[rows], f.device[rows]), hidden, f)
 
     everything = Intervals(begun, np.where(f.trace.alone & moves, begun, ended), f.device)
-    waiting = _Alone(Intervals(started[rows], begun[rows], f.device[rows]), everything, f).exposed_ns(0)
+    waiting = _Exclusive(Intervals(started[rows], begun[rows], f.device[rows]), everything, f).exposed_ns(0)
     transfers = beside(~moves)
     moving = transfers.exposed_ns(0)
     if prepares.any():
@@ -162,25 +162,25 @@ def exposed_communication(f: DerivedColumns) -> dict[str, dict[str, int]]:
     parts = {part: np.zeros(len(f.devices), np.int64) for part in PARTS}
     np.add.at(parts["straggler"], f.device[rows], waiting)
     earlier, enough = np.zeros(len(rows), np.int64), transfers.to_computing
-    for reason, which, ns in _delays(f, rows, prepares):
-        earlier[which] += ns
-        left = moving
+    for reason, tasks, ns in _delays(f, rows, prepares):
+        earlier[tasks] += ns
+        exposed = moving
         for shift in (np.minimum(earlier, enough), earlier):
-            left = np.minimum(left, transfers.exposed_ns(shift))
-        np.add.at(parts[_PART_OF.get(reason, "other waits")], f.device[rows], moving - left)
-        moving = left
+            exposed = np.minimum(exposed, transfers.exposed_ns(shift))
+        np.add.at(parts[_PART_OF.get(reason, "other waits")], f.device[rows], moving - exposed)
+        moving = exposed
     np.add.at(parts["bandwidth"], f.device[rows], moving)
-    until = np.clip(computes_until_ns(f.trace), begun, ended)
-    if (inside := np.flatnonzero(~moves & f.counts & (until < ended))).size:
-        computing = Intervals(begun[~moves], until[~moves], f.device[~moves])
-        communicating = Intervals(until[inside], ended[inside], f.device[inside])
-        np.add.at(parts["inside ops"], f.device[inside], _Alone(communicating, computing, f).exposed_ns(0))
-    for name, why in idle_reasons(f).items():
-        parts["transfers"][f.machine.device_index(name)] += why.get("transfer", 0)
+    stop = np.clip(computes_until_ns(f.trace), begun, ended)
+    if (mixed := np.flatnonzero(~moves & f.counts & (stop < ended))).size:
+        computing = Intervals(begun[~moves], stop[~moves], f.device[~moves])
+        communicating = Intervals(stop[mixed], ended[mixed], f.device[mixed])
+        np.add.at(parts["inside ops"], f.device[mixed], _Exclusive(communicating, computing, f).exposed_ns(0))
+    for name, by_reason in idle_reasons(f).items():
+        parts["transfers"][f.machine.device_index(name)] += by_reason.get("transfer", 0)
     return {
-        device.name: found
+        device.name: by_part
         for d, device in enumerate(f.devices)
-        if (found := {part: int(ns[d]) for part, ns in parts.items() if ns[d]})
+        if (by_part := {part: int(ns[d]) for part, ns in parts.items() if ns[d]})
     }
 
 
@@ -200,29 +200,29 @@ def _prepares(f: DerivedColumns, moves: BoolArray) -> BoolArray:
 
 def _delays(f: DerivedColumns, rows: IntArray, prepares: BoolArray) -> Waits:
     """Yield the delays of tasks and of the copies that prepared them, last first: reason, tasks, ns."""
-    which = np.arange(len(rows))
+    tasks = np.arange(len(rows))
     while len(rows):
         for reason, _, ns in reversed(list(held_up(f, rows, f.data[rows], f.begins[rows]))):
             if ns.any():
-                yield reason, which, ns
+                yield reason, tasks, ns
         before = f.last_producer[rows]
-        own = (before != UNSET) & (before < f.n)
-        own[own] = prepares[before[own]] & (f.device[before[own]] == f.device[rows[own]])
-        rows, which = before[own], which[own]
+        copies = (before != UNSET) & (before < f.n)
+        copies[copies] = prepares[before[copies]] & (f.device[before[copies]] == f.device[rows[copies]])
+        rows, tasks = before[copies], tasks[copies]
 
 
-class _Alone:
+class _Exclusive:
     """Parts of intervals in which no earlier one runs, and how much of them the others leave uncovered."""
 
     def __init__(self, intervals: Intervals, others: Intervals, f: DerivedColumns) -> None:
         start, self.end, self.device = intervals
-        self.apart = f.trace.makespan_ns + 1
-        apart = self.device * self.apart
+        self.spacing = f.trace.makespan_ns + 1
+        offset = self.device * self.spacing
         order = np.lexsort((start, self.device))
-        reach = np.maximum.accumulate((self.end + apart)[order])
+        reach = np.maximum.accumulate((self.end + offset)[order])
         later = order[1:]
         self.start = start.copy()
-        self.start[later] = np.clip(reach[:-1] - apart[later], start[later], self.end[later])
+        self.start[later] = np.clip(reach[:-1] - offset[later], start[later], self.end[later])
         self.merged = union(*others)
         self.others = Cover(self.merged, f.trace.makespan_ns)
 
@@ -232,7 +232,7 @@ class _Alone:
         start, end, device = self.merged
         if not len(start):
             return np.zeros(len(self.start), np.int64)
-        k = np.searchsorted(start + device * self.apart, self.start + self.device * self.apart) - 1
+        k = np.searchsorted(start + device * self.spacing, self.start + self.device * self.spacing) - 1
         return np.where((k >= 0) & (device[k] == self.device), np.maximum(self.end - end[k], 0), 0)
 
     def exposed_ns(self, earlier: IntArray | int) -> IntArray:
@@ -263,26 +263,26 @@ def communicator_waits(f: DerivedColumns) -> list[tuple[str, int, int, Waited, W
     list of (name, ranks, meetings, late, in_line)
         Numbers of its ranks and meetings; the waits for late ranks, and in line.
     """
-    met, of = f.meetings, f.job.collectives
-    if met is None or of is None:
+    met, collectives = f.meetings, f.job.collectives
+    if met is None or collectives is None:
         return []
-    held = {reason: ns for reason, _, ns in held_up(f, met.row, f.data[met.row], f.begins[met.row])}
-    communicator = of.communicator[met.entry]
+    waits = {reason: ns for reason, _, ns in held_up(f, met.row, f.data[met.row], f.begins[met.row])}
+    communicator = collectives.communicator[met.entry]
     machine = f.job.machine
-    times = machine.stands_for[of.device[met.entry]]
+    times = machine.stands_for[collectives.device[met.entry]]
     ranks = {} if machine.folding is None else machine.folding.ranks
-    found = []
-    for k, name in enumerate(of.names):
-        here = np.flatnonzero(communicator == k)
-        if not len(here):
+    entries = []
+    for k, name in enumerate(collectives.names):
+        rows = np.flatnonzero(communicator == k)
+        if not len(rows):
             continue  # none of them had started when a part of the machine failed
         late, in_line = (
-            Waited(int((ns * times)[here].sum()), int(met.row[here[ns[here].argmax()]]), int(ns[here].max()))
-            for ns in (held["late rank"], held["communicator"])
+            Waited(int((ns * times)[rows].sum()), int(met.row[rows[ns[rows].argmax()]]), int(ns[rows].max()))
+            for ns in (waits["late rank"], waits["communicator"])
         )
-        size, meetings = ranks.get(name, len(of.ranks[k])), len(np.unique(met.meeting[here]))
-        found.append((name, size, meetings, late, in_line))
-    return found
+        size, meetings = ranks.get(name, len(collectives.ranks[k])), len(np.unique(met.meeting[rows]))
+        entries.append((name, size, meetings, late, in_line))
+    return entries
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -315,9 +315,9 @@ def traffic_on_links(trace: Record) -> Traffic:
     pairs = zip((moved[name] for name in names), trace.messages.T[[0, 1, 2, 4, 5]], strict=True)
     source, destination, nbytes, start, end = (np.concatenate(pair) for pair in pairs)
     tensor = np.concatenate((moved["tensor"], np.zeros(len(trace.messages), np.int64)))
-    routes, which = machine.distinct_routes(source, destination, tensor)
-    latency = np.array([machine.latency_ns(route) for _, _, route in routes], np.int64)[which]
-    used = Csr.of_rows([route for _, _, route in routes]).take(which)
+    routes, route_of = machine.distinct_routes(source, destination, tensor)
+    latency = np.array([machine.latency_ns(route) for _, _, route in routes], np.int64)[route_of]
+    used = Csr.of_rows([route for _, _, route in routes]).take(route_of)
     order = np.argsort(used.indices, kind="stable")
     row, link = used.rows()[order], used.indices[order]
     first = np.minimum(start + latency, end)
@@ -327,8 +327,8 @@ def traffic_on_links(trace: Record) -> Traffic:
 def transfers_on_links(trace: Record) -> tuple[IntArray, IntArray]:
     """Return (row of the transfer, link) for every link that a transfer crosses, by link, then row."""
     moved = traffic_on_links(trace)
-    own = moved.row < len(trace.transfers["id"])
-    return moved.row[own], moved.link[own]
+    is_transfer = moved.row < len(trace.transfers["id"])
+    return moved.row[is_transfer], moved.link[is_transfer]
 
 
 class LinkLoad(NamedTuple):
@@ -382,20 +382,20 @@ def link_loads(trace: Record) -> list[LinkLoad]:
     >>> load.link, load.times_ns.tolist(), load.share.tolist(), load.nbytes
     ('xy', [0, 100, 1100, 1200], [0.0, 1.0, 0.0, 0.0], 1000)
     """
-    traffic, until = traffic_on_links(trace), max(trace.makespan_ns, 1)
+    traffic, horizon_ns = traffic_on_links(trace), max(trace.makespan_ns, 1)
     travels = traffic.end_ns > traffic.first_ns
-    found = []
+    loads = []
     for k, link in enumerate(trace.job.machine.links):
-        here, bandwidth = travels & (traffic.link == k), link.bandwidth_bytes_per_s
-        if bandwidth is None or not here.any():
+        mask, bandwidth = travels & (traffic.link == k), link.bandwidth_bytes_per_s
+        if bandwidth is None or not mask.any():
             continue
-        first, end = traffic.first_ns[here], traffic.end_ns[here]
-        rate = traffic.nbytes[here] * (NS_PER_S / bandwidth) / (end - first)
-        times, which = np.unique(np.concatenate((first, end, [0, until])), return_inverse=True)
+        first, end = traffic.first_ns[mask], traffic.end_ns[mask]
+        rate = traffic.nbytes[mask] * (NS_PER_S / bandwidth) / (end - first)
+        times, index = np.unique(np.concatenate((first, end, [0, horizon_ns])), return_inverse=True)
         change = np.zeros(len(times))
-        np.add.at(change, which[: 2 * len(rate)], np.concatenate((rate, -rate)))
+        np.add.at(change, index[: 2 * len(rate)], np.concatenate((rate, -rate)))
         share = np.round(np.cumsum(change), 4).astype(np.float64) + 0.0  # no -0
-        nbytes = int(traffic.nbytes[here].sum())
-        mean = nbytes * NS_PER_S / bandwidth / until
-        found.append(LinkLoad(link.name, bandwidth, nbytes, times, share, mean))
-    return found
+        nbytes = int(traffic.nbytes[mask].sum())
+        mean = nbytes * NS_PER_S / bandwidth / horizon_ns
+        loads.append(LinkLoad(link.name, bandwidth, nbytes, times, share, mean))
+    return loads

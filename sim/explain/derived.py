@@ -64,24 +64,24 @@ def with_iterations(trace: Record, edges: TaskEdges) -> TaskEdges:
     fed = most_by(edges.consumer, ends[edges.producer], len(ends))
     ready, frame = trace.tasks["ready_ns"], trace.tasks["frame"]
     path = [_levels(text) for text in trace.frames]
-    held = [row for row in np.flatnonzero(ready > fed[: len(trace)]).tolist() if path[frame[row]]]
-    if not held:
+    delayed = [row for row in np.flatnonzero(ready > fed[: len(trace)]).tolist() if path[frame[row]]]
+    if not delayed:
         return edges
-    at = set(ready[held].tolist())
-    ended = np.flatnonzero(np.isin(trace.tasks["end_ns"], sorted(at)))
-    over = group_pairs(zip(trace.tasks["end_ns"][ended].tolist(), ended.tolist(), strict=True))
+    ready_times = set(ready[delayed].tolist())
+    ended = np.flatnonzero(np.isin(trace.tasks["end_ns"], sorted(ready_times)))
+    by_end = group_pairs(zip(trace.tasks["end_ns"][ended].tolist(), ended.tolist(), strict=True))
     op, repetition = trace.tasks["op"], trace.tasks["iteration"]
     part, structure = np.array(parts(trace.job))[op], frame_structure(trace.job.graph)
     producer, consumer = [], []
-    for row in held:
-        own, window = path[frame[row]], structure.parallel_iterations[structure.frame_of[op[row]]]
+    for row in delayed:
+        current, window = path[frame[row]], structure.parallel_iterations[structure.frame_of[op[row]]]
         before = [
             other
-            for other in over.get(int(ready[row]), ())
+            for other in by_end.get(int(ready[row]), ())
             if other < row
             and repetition[other] == repetition[row]
             and part[other] == part[row]
-            and _is_earlier(path[frame[other]], own, window)
+            and _is_earlier(path[frame[other]], current, window)
         ]
         if before:
             producer.append(before[-1])
@@ -101,12 +101,12 @@ def _levels(frame: str) -> tuple[tuple[str, int], ...]:
     return tuple((name, int(number)) for name, number in _LEVEL.findall(frame))
 
 
-def _is_earlier(one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...], by: int) -> bool:
-    """Whether `one` is, or lies in, an iteration of the same loop as `other`, earlier by at least `by`."""
+def _is_earlier(one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...], lead: int) -> bool:
+    """Whether `one` is, or lies in, an iteration of the same loop as `other`, earlier by at least `lead`."""
     depth = len(other) - 1
     if len(one) <= depth or one[:depth] != other[:depth]:
         return False
-    return one[depth][0] == other[depth][0] and one[depth][1] + by <= other[depth][1]
+    return one[depth][0] == other[depth][0] and one[depth][1] + lead <= other[depth][1]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -149,9 +149,9 @@ class DerivedColumns:
         self.by_worker = ~self.job.launched[tasks["op"]] | ~on_lane
 
     @classmethod
-    def of(cls, what: Record | DerivedColumns) -> DerivedColumns:
+    def of(cls, run: Record | DerivedColumns) -> DerivedColumns:
         """Return the derived columns of a trace, or given ones."""
-        return cls(what) if isinstance(what, Record) else what
+        return cls(run) if isinstance(run, Record) else run
 
     # -- the part of the run ------------------------------------------------------------------
 
@@ -178,8 +178,8 @@ class DerivedColumns:
         part, makespan_ns = copy(self), self.trace.makespan_ns
         end = makespan_ns if to_ns is None else min(to_ns, makespan_ns)
         if from_ns >= end and makespan_ns:
-            told = f"from {format_duration(from_ns)} to {format_duration(end if to_ns is None else to_ns)}"
-            raise InputError(f"{told} there is no time; the run lasts {format_duration(makespan_ns)}")
+            span = f"from {format_duration(from_ns)} to {format_duration(end if to_ns is None else to_ns)}"
+            raise InputError(f"{span} there is no time; the run lasts {format_duration(makespan_ns)}")
         if device is None and stream is not None:
             raise InputError(f"stream {stream}: of which device?")
         part.idle_pieces, part.from_ns, part.to_ns = None, from_ns, end
@@ -203,14 +203,14 @@ class DerivedColumns:
     @property
     def part(self) -> str:
         """A description of the part; empty for the whole run."""
-        told = []
+        texts = []
         if self.from_ns > 0 or self.to_ns < self.trace.makespan_ns:
-            told.append(f"from {format_duration(self.from_ns)} to {format_duration(self.to_ns)}")
+            texts.append(f"from {format_duration(self.from_ns)} to {format_duration(self.to_ns)}")
         device, lane = self.at_device, self.at_lane
         if device is not None:
             stream = "" if lane is None else f"/{lane - self.machine.first_stream[device]}"
-            told.append(f"on {self.devices[device].name}{stream}")
-        return " ".join(told)
+            texts.append(f"on {self.devices[device].name}{stream}")
+        return " ".join(texts)
 
     # -- data ---------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class DerivedColumns:
         """Time of the last restart after a failure before each row; 0: none."""
         if len(self.trace.attempts) < 2:
             return np.zeros(len(self.row_end), np.int64)
-        first, begins = np.array([(each.run, each.begin_ns) for each in self.trace.attempts]).T
+        first, begins = np.array([(record.run, record.begin_ns) for record in self.trace.attempts]).T
         attempt = np.searchsorted(first, self.trace.of_rows("iteration"), side="right") - 1
         return np.asarray(begins[attempt], np.int64)
 
@@ -302,7 +302,7 @@ class DerivedColumns:
         return np.asarray(self.by_worker | np.isin(self.trace.tasks["op"], awaited_ops(self.job.graph)))
 
     @cached_property
-    def let_go(self) -> IntArray:
+    def issuer_done(self) -> IntArray:
         """When its issuer was done with each task."""
         op = self.trace.tasks["op"]
         after = np.where(self.trace.alone & ~self.job.launched[op], self.cost, 0)
@@ -319,7 +319,7 @@ class DerivedColumns:
     @cached_property
     def before_at_issuer(self) -> IntArray:
         """The previous task that kept the same issuer busy, or -1."""
-        return _before(np.lexsort((self.let_go, self._paid_from, self.issuer)), self.issuer)
+        return _before(np.lexsort((self.issuer_done, self._paid_from, self.issuer)), self.issuer)
 
     @cached_property
     def _paid_from(self) -> IntArray:
@@ -333,7 +333,7 @@ class DerivedColumns:
         ready and its issuer free: from then on the issuer was blocked.
         """
         before = self.before_at_issuer
-        free_since = np.where(before == UNSET, 0, self.let_go[before])
+        free_since = np.where(before == UNSET, 0, self.issuer_done[before])
         blocked = ~self.by_worker & ((self.wait == Wait.MEMORY) | self.queue_was_full)
         return np.where(blocked, np.maximum(self.ready, free_since), self._paid_from)
 
@@ -343,7 +343,7 @@ class DerivedColumns:
         size = np.bincount([issuer.group for issuer in self.issuers])
         moved, copied = self.trace.transfers, self.copied_by >= 0
         start = np.concatenate((self.taken, moved["ready_ns"][copied]))
-        end = np.concatenate((self.let_go, moved["end_ns"][copied]))
+        end = np.concatenate((self.issuer_done, moved["end_ns"][copied]))
         group = np.concatenate((self.group, self.copied_by[copied]))
         return Cover(overlap_of_at_least(start, end, group, size), self.trace.makespan_ns)
 
@@ -361,9 +361,9 @@ class DerivedColumns:
         for d, device in enumerate(self.devices):
             if device.queue_depth is not None and not device.workers:
                 rows = np.flatnonzero(self.device == d)
-                at = self.issue[rows]
-                issued = np.searchsorted(np.sort(at), at, side="left")
-                ended = np.searchsorted(np.sort(self.end[rows]), at, side="left")
+                issue_ns = self.issue[rows]
+                issued = np.searchsorted(np.sort(issue_ns), issue_ns, side="left")
+                ended = np.searchsorted(np.sort(self.end[rows]), issue_ns, side="left")
                 full[rows] = issued - ended >= device.queue_depth
         return full
 
@@ -377,17 +377,17 @@ class DerivedColumns:
             last[c.row] = c.last[c.meeting]
         return last
 
-    def who_never_came(self, row: int) -> list[int]:
+    def absent_ranks(self, row: int) -> list[int]:
         """Return the devices for which a collective waited in vain, until its step was aborted."""
-        c, of = self.meetings, self.job.collectives
+        c, collectives = self.meetings, self.job.collectives
         assert c is not None
-        assert of is not None
+        assert collectives is not None
         meeting = int(c.meeting[np.searchsorted(c.row, row)])
-        members = of.members[int(c.party[meeting])]
+        members = collectives.members[int(c.party[meeting])]
         if c.size[meeting] >= len(members):
             return []
-        came = set(self.device[c.row[c.meeting == meeting]].tolist())
-        return [device for device in members if device not in came]
+        present = set(self.device[c.row[c.meeting == meeting]].tolist())
+        return [device for device in members if device not in present]
 
     @cached_property
     def before_in_line(self) -> IntArray:
@@ -401,9 +401,9 @@ class DerivedColumns:
         """Return the name of the communicator that a task belongs to."""
         assert self.meetings is not None
         assert self.job.collectives is not None
-        at = int(np.searchsorted(self.meetings.row, row))
+        position = int(np.searchsorted(self.meetings.row, row))
         c = self.job.collectives
-        return c.names[int(c.communicator[self.meetings.entry[at]])]
+        return c.names[int(c.communicator[self.meetings.entry[position]])]
 
     # -- tasks that made room -----------------------------------------------------------------
 
@@ -415,44 +415,44 @@ class DerivedColumns:
 
     def ended_at(self, time_ns: int) -> list[int]:
         """Return the rows that took some time and ended at an instant, in row order."""
-        return _at(self._by_end, time_ns)
+        return _rows_at(self._by_end, time_ns)
 
     def task_that_ended(self, device: int, time_ns: int) -> int:
         """Return the last task of a device that took some time and ended at an instant, or -1."""
         ended = reversed(self.ended_at(time_ns))
         return next((row for row in ended if row < self.n and self.device[row] == device), UNSET)
 
-    def gave_back(self, row: int) -> int:
+    def last_holder(self, row: int) -> int:
         """Return the last task to end at a task's start that held a resource which it needs, or -1."""
         needs = self.needs_of(row).keys()
         ended = reversed(self.ended_at(int(self.start[row]))) if needs else ()
         holders = (row for row in ended if row < self.n and needs & self.needs_of(row).keys())
         return next(holders, UNSET)
 
-    def made_room(self, row: int) -> int:
+    def unblocked_by(self, row: int) -> int:
         """Return the task that ended at a task's start and freed what that one waited for, or -1."""
-        other = self.gave_back(row)
+        other = self.last_holder(row)
         return other if other != UNSET else self.task_that_ended(int(self.device[row]), int(self.start[row]))
 
     def transfer_that_ended(self, row: int, time_ns: int) -> int:
         """Return the last transfer that ended at an instant and shares the path of a given one, or -1."""
         if (last := self._last_over.get(time_ns)) is None:
             ended = [other for other in self.ended_at(time_ns) if other >= self.n]
-            last = self._last_over[time_ns] = {r: other for other in ended for r in self.way(other - self.n)}
-        return max(last.get(resource, UNSET) for resource in self.way(row - self.n))
+            last = self._last_over[time_ns] = {r: other for other in ended for r in self.uses(other - self.n)}
+        return max(last.get(resource, UNSET) for resource in self.uses(row - self.n))
 
     def tasks_at(self, column: str, time_ns: int, below: int) -> list[int]:
         """Return the tasks whose ``taken`` or ``issue`` is an instant, of rows below `below`, last first."""
         if column not in self._by_time:
             self._by_time[column] = _sort_times(getattr(self, column), np.arange(self.n))
-        return [row for row in reversed(_at(self._by_time[column], time_ns)) if row < below]
+        return [row for row in reversed(_rows_at(self._by_time[column], time_ns)) if row < below]
 
     def taken_next(self, row: int, time_ns: int) -> int:
         """Return the task of the same group that is taken first after an instant; itself if there is none."""
         later = np.flatnonzero((self.group == self.group[row]) & (self.taken > time_ns))
         return int(later[np.lexsort((later, self.taken[later]))[0]]) if len(later) else row
 
-    def way(self, transfer: int) -> set[str]:
+    def uses(self, transfer: int) -> set[str]:
         """Return what a transfer occupies: links, or their medium, the devices at its ends, its host."""
         moved, machine = self.trace.transfers, self.machine
         source, destination = int(moved["source"][transfer]), int(moved["destination"][transfer])
@@ -468,15 +468,15 @@ def _sort_times(times: IntArray, rows: IntArray) -> tuple[list[int], list[int]]:
     return times[order].tolist(), rows[order].tolist()
 
 
-def _at(of: tuple[list[int], list[int]], time_ns: int) -> list[int]:
+def _rows_at(sorted_times: tuple[list[int], list[int]], time_ns: int) -> list[int]:
     """Return the rows at a time, in order."""
-    times, rows = of
+    times, rows = sorted_times
     return rows[bisect_left(times, time_ns) : bisect_right(times, time_ns)]
 
 
 def _before(order: IntArray, key: IntArray) -> IntArray:
     """Return for each row the previous one in `order` if both have the same key, else -1."""
     before = np.full(len(order), UNSET)
-    same = key[order[1:]] == key[order[:-1]]
-    before[order[1:][same]] = order[:-1][same]
+    mask = key[order[1:]] == key[order[:-1]]
+    before[order[1:][mask]] = order[:-1][mask]
     return before

@@ -82,7 +82,7 @@ def failure_report(trace: Record) -> dict[str, Any]:
     If parts of the machine may fail, it also has the `attempts`, and the number of steps done.
     """
     tasks = failed_tasks(trace)
-    told = {
+    report = {
         "failed": len(tasks),
         "aborted": int((trace.status == ABORTED).sum()),
         "never_ran": len(never_ran(trace)) if trace.failed else 0,
@@ -90,62 +90,62 @@ def failure_report(trace: Record) -> dict[str, Any]:
     }
     if trace.attempts:
         attempts = [_attempt(trace, k) for k in range(len(trace.attempts))]
-        told |= {
+        report |= {
             "steps": trace.steps_done,
             "steps_lost": sum(attempt["steps_lost"] for attempt in attempts),
             "attempts": attempts,
             "too_late_ns": too_late(trace),
         }
-    return told
+    return report
 
 
 def _attempt(trace: Record, k: int) -> dict[str, Any]:
     """Return an attempt as printed by ``--json``; times are those of the run."""
-    each = trace.attempts[k]
-    own, seen, begin_ns = each.trace, each.trace.detection, each.begin_ns
+    attempt = trace.attempts[k]
+    run, event, begin_ns = attempt.trace, attempt.trace.detection, attempt.begin_ns
     return {
         "begin_ns": begin_ns,
-        "end_ns": begin_ns + own.makespan_ns,
-        "first_step": each.step,
-        "steps_done": each.done,
-        "steps_lost": each.lost,
+        "end_ns": begin_ns + run.makespan_ns,
+        "first_step": attempt.step,
+        "steps_done": attempt.done,
+        "steps_lost": attempt.lost,
         "broken": [
-            {"time_ns": begin_ns + of.time_ns, "part": of.kind, "name": of.name, "cause": of.cause}
-            for of in own.broken
+            {"time_ns": begin_ns + part.time_ns, "part": part.kind, "name": part.name, "cause": part.cause}
+            for part in run.broken
         ],
-        "detection": None if seen is None else seen._asdict() | {"time_ns": begin_ns + seen.time_ns},
+        "detection": None if event is None else event._asdict() | {"time_ns": begin_ns + event.time_ns},
     }
 
 
 def too_late(trace: Record) -> dict[str, list[int]]:
     """Return the causes, with their times, that would come after the end and so have no effect."""
-    found: dict[str, list[int]] = {}
-    aborted = [each for each in trace.attempts if each.trace.detection is not None]
-    ended = {(of.cause, each.begin_ns + of.time_ns) for each in aborted for of in each.trace.broken}
+    late_by_cause: dict[str, list[int]] = {}
+    aborted = [run for run in trace.attempts if run.trace.detection is not None]
+    ended = {(part.cause, run.begin_ns + part.time_ns) for run in aborted for part in run.trace.broken}
     for cause in () if trace.job.faults is None else trace.job.faults.causes:
         late = {at_ns for at_ns, _ in cause.at if at_ns >= trace.makespan_ns}
         times = sorted(at_ns for at_ns in late if (cause.name, at_ns) not in ended)
         if times:
-            found[cause.name] = times
-    return found
+            late_by_cause[cause.name] = times
+    return late_by_cause
 
 
 def attempt_lines(trace: Record) -> list[str]:
     """Return a line for each aborted step: what failed, how it was noticed, what it cost."""
     lines = []
-    for k, each in enumerate(trace.attempts):
-        own = each.trace
-        if own.detection is None:
+    for k, run in enumerate(trace.attempts):
+        result = run.trace
+        if result.detection is None:
             continue
-        how, by, time_ns, what = own.detection
+        check, detector, time_ns, event = result.detection
         broken = ", ".join(
-            f"{of.kind} {of.name} failed at {format_duration(each.begin_ns + of.time_ns)} ({of.cause})"
-            for of in own.broken
+            f"{part.kind} {part.name} failed at {format_duration(run.begin_ns + part.time_ns)} ({part.cause})"
+            for part in result.broken
         )
         after = trace.attempts[k + 1].begin_ns if k + 1 < len(trace.attempts) else None
         lines.append(
-            f"{broken or 'nothing failed'}; {by} noticed at {format_duration(each.begin_ns + time_ns)} "
-            f"({how}: {what}); step {each.step + each.done} aborted, {format_count(each.lost, 'step')} lost; "
+            f"{broken or 'nothing failed'}; {detector} noticed at {format_duration(run.begin_ns + time_ns)} "
+            f"({check}: {event}); step {run.step + run.done} aborted, {format_count(run.lost, 'step')} lost; "
             + ("the run ends" if after is None else f"restarted at {format_duration(after)}")
         )
     return lines
@@ -164,15 +164,15 @@ def failure_text(trace: Record) -> str:
     """Return the failure that ended the run, in one line; empty if there is none."""
     if trace.attempts:
         return attempt_lines(trace)[-1] if trace.attempts[-1].trace.detection is not None else ""
-    told = failure_report(trace)
-    if not told["failed"]:
+    report = failure_report(trace)
+    if not report["failed"]:
         return ""
     op, device, step, frame, time_ns = failed_tasks(trace)[0]
-    others = told["failed"] - 1
+    others = report["failed"] - 1
     more = f", and {others:,} more {'op' if others == 1 else 'ops'}" if others else ""
     within = f" ({frame})" if frame else ""
-    aborted = f"{told['aborted']:,} aborted, " if told["aborted"] else ""
+    aborted = f"{report['aborted']:,} aborted, " if report["aborted"] else ""
     return (
         f"op {op!r} failed on {device} in step {step}{within} at {format_duration(time_ns)}{more}; "
-        f"{aborted}{told['never_ran']:,} never ran"
+        f"{aborted}{report['never_ran']:,} never ran"
     )

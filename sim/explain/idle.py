@@ -56,7 +56,7 @@ import numpy as np
 from sim.base.arrays import UNSET, IntArray
 from sim.base.intervals import complement, union
 from sim.explain.derived import DerivedColumns
-from sim.record.record import SAID, WAITS, Record, Wait
+from sim.record.record import RECORDED_REASONS, WAITS, Record, Wait
 
 WORDS_OF_REASONS: Final[Mapping[str, tuple[str, str]]] = {
     "dependency": ("waiting for inputs", "{device} waits for inputs"),
@@ -85,7 +85,7 @@ REASONS: Final = tuple(WORDS_OF_REASONS)
 _LAST: Final = (Wait.EVENT, Wait.MEMORY, Wait.RESOURCES, Wait.COMMUNICATOR)
 """What may hold up a task that is issued, whose lane is free and whose launch has arrived."""
 
-_OF_NO_RECORDING: Final = ("event", "policy", "resources")
+_SIMULATED_ONLY: Final = ("event", "policy", "resources")
 """Reasons for the rest of a wait in a simulated run; a recording has no evidence for them."""
 
 
@@ -114,14 +114,14 @@ class IdlePieces(NamedTuple):
     row: IntArray
 
 
-def idle_reasons(what: Record | DerivedColumns) -> dict[str, dict[str, int]]:
+def idle_reasons(run: Record | DerivedColumns) -> dict[str, dict[str, int]]:
     """Return, for each device, its idle ns by reason; they sum to its idle time.
 
     Reasons that never occurred are left out.
 
     Parameters
     ----------
-    what : Trace or DerivedColumns
+    run : Trace or DerivedColumns
         The latter may be of a part of a run; for a lane, the idle time is the lane's own.
 
     Examples
@@ -135,7 +135,7 @@ def idle_reasons(what: Record | DerivedColumns) -> dict[str, dict[str, int]]:
     >>> idle_reasons(trace)
     {'gpu0': {'finished': 9}, 'gpu1': {'dependency': 10, 'issue': 2}}
     """
-    f = DerivedColumns.of(what)
+    f = DerivedColumns.of(run)
     pieces = idle_pieces(f)
     total = np.zeros((len(f.devices), len(REASONS)), np.int64)
     np.add.at(total, (pieces.device, pieces.reason), pieces.length_ns)
@@ -153,26 +153,26 @@ def idle_pieces(f: DerivedColumns) -> IdlePieces:
     """
     if f.idle_pieces is None:
         f.idle_pieces = _pieces(f)
-    found: IdlePieces = f.idle_pieces
-    return found
+    pieces: IdlePieces = f.idle_pieces
+    return pieces
 
 
 def _pieces(f: DerivedColumns) -> IdlePieces:
     tasks = np.flatnonzero(f.counts)
     device, start, end, row = _gaps(f, tasks)
-    start, end = (np.clip(at, f.from_ns, f.to_ns) for at in (start, end))
+    start, end = (np.clip(time, f.from_ns, f.to_ns) for time in (start, end))
     real = end > start if f.at_device is None else (end > start) & (device == f.at_device)
     device, start, end, row = device[real], start[real], end[real], row[real]
-    over = row == UNSET
+    no_task = row == UNSET
     used = np.isin(device, f.device[tasks])
     aborted = f.trace.attempts and f.trace.attempts[-1].trace.detection is not None
     after = "recovery" if aborted else "finished"
     parts = [
-        _part(device, start, np.where(over & used, end - start, 0), after, row),
-        _part(device, start, np.where(over & ~used, end - start, 0), "unused", row),
+        _part(device, start, np.where(no_task & used, end - start, 0), after, row),
+        _part(device, start, np.where(no_task & ~used, end - start, 0), "unused", row),
     ]
-    device, start, end, row = device[~over], start[~over], end[~over], row[~over]
-    parts += [_part(device, at, length, reason, row) for reason, at, length in waits(f, row, start, end)]
+    device, start, end, row = device[~no_task], start[~no_task], end[~no_task], row[~no_task]
+    parts += [_part(device, time, length, reason, row) for reason, time, length in waits(f, row, start, end)]
     pieces = IdlePieces(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     order = np.lexsort((pieces.reason, pieces.start_ns, pieces.device))
     return IdlePieces(*(column[order] for column in pieces))
@@ -182,14 +182,14 @@ def waits(f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray) -> W
     """Divide by reason the time in which tasks do not start, like `held_up`, but also before their data."""
     anew = np.clip(f.restarted[row], since, end)
     last = f.last_producer[row]
-    made = np.clip(np.where(last >= f.n, f.data[last], f.data[row]), anew, end)
-    there = np.clip(f.data[row], made, end)
+    produced = np.clip(np.where(last >= f.n, f.data[last], f.data[row]), anew, end)
+    arrived = np.clip(f.data[row], produced, end)
     by_host = f.by_host[row]
     yield "recovery", since, anew - since
-    yield "dependency", anew, np.where(by_host, 0, made - anew)
-    yield "host", anew, np.where(by_host, made - anew, 0)
-    yield "transfer", made, there - made
-    yield from held_up(f, row, there, end)
+    yield "dependency", anew, np.where(by_host, 0, produced - anew)
+    yield "host", anew, np.where(by_host, produced - anew, 0)
+    yield "transfer", produced, arrived - produced
+    yield from held_up(f, row, arrived, end)
 
 
 def held_up(f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray) -> Waits:
@@ -212,7 +212,7 @@ def held_up(f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray) ->
     cursor = since
 
     def translate(reason: str) -> str:
-        return "unexplained" if f.recorded and reason in _OF_NO_RECORDING else reason
+        return "unexplained" if f.recorded and reason in _SIMULATED_ONLY else reason
 
     def until(bound: IntArray) -> tuple[IntArray, IntArray]:
         nonlocal cursor
@@ -234,7 +234,7 @@ def held_up(f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray) ->
     yield "launch", *until(np.where(worker, 0, f.launch_end[row]))
     begin, length = until(f.start[row])
     reason = np.where(worker, Wait.RESOURCES, Wait.EVENT)
-    reason = np.where(np.isin(wait, SAID), wait, reason)
+    reason = np.where(np.isin(wait, RECORDED_REASONS), wait, reason)
     for code in _LAST:
         yield translate(WAITS[code]), begin, np.where(reason == code, length, 0)
     begin, length = until(end)
@@ -255,32 +255,32 @@ def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntAr
     Only `tasks` count. A task that takes no time ends one gap and begins another.
     """
     makespan = f.trace.makespan_ns
-    apart, of_task = makespan + 1, f.device[tasks]
+    spacing, of_task = makespan + 1, f.device[tasks]
     occupied, from_ns = f.trace.occupied_until_ns[tasks], f.begins[tasks]
     idle = complement(union(from_ns, occupied, of_task), makespan, len(f.devices))
-    start, end = idle.start + idle.group * apart, idle.end + idle.group * apart
+    start, end = idle.start + idle.group * spacing, idle.end + idle.group * spacing
     instant = np.flatnonzero(occupied == from_ns)
-    split = from_ns[instant] + of_task[instant] * apart
+    split = from_ns[instant] + of_task[instant] * spacing
     gap = np.searchsorted(start, split, side="left") - 1  # the last gap that begins before it
-    inside = gap >= 0
-    inside[inside] = split[inside] < end[gap[inside]]
-    start, end = np.sort(np.append(start, split[inside])), np.sort(np.append(end, split[inside]))
-    device = start // apart
+    splits = gap >= 0
+    splits[splits] = split[splits] < end[gap[splits]]
+    start, end = np.sort(np.append(start, split[splits])), np.sort(np.append(end, split[splits]))
+    device = start // spacing
 
     by_device = np.argsort(of_task, kind="stable")  # rows are in start order
     if f.meetings is not None or f.trace.is_delay.any():
         by_device = np.lexsort((from_ns, of_task))
-    begins = from_ns[by_device] + of_task[by_device] * apart
+    begins = from_ns[by_device] + of_task[by_device] * spacing
     first = np.searchsorted(begins, end, side="left")  # the next task to start
     # Among it and all later ones, which had its data first? Devices do not mix: later ones have larger keys.
     by_device = tasks[by_device]
-    key = (np.maximum(f.data[: f.n], f.released)[by_device] + f.device[by_device] * apart)[::-1]
+    key = (np.maximum(f.data[: f.n], f.released)[by_device] + f.device[by_device] * spacing)[::-1]
     record = key == np.minimum.accumulate(key)
     best = np.maximum.accumulate(np.where(record, np.arange(len(key)), 0))[::-1]
     chosen = np.append(by_device[len(key) - 1 - best], UNSET)[first]
     # UNSET, no task, reads the entry that is appended: it is on no device.
     chosen = np.where(np.append(f.device, UNSET)[chosen] == device, chosen, UNSET)
-    return device, start - device * apart, end - device * apart, chosen
+    return device, start - device * spacing, end - device * spacing, chosen
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntAr
 # held it back can be told only afterwards.
 
 
-def final_waits(what: Record | DerivedColumns) -> IntArray:
+def final_waits(run: Record | DerivedColumns) -> IntArray:
     """Return the code of `sim.record.record.Wait` of every task.
 
     ``ISSUER`` becomes ``POLICY`` if some issuer of the group was free for more than half of the time from
@@ -308,7 +308,7 @@ def final_waits(what: Record | DerivedColumns) -> IntArray:
     >>> trace.tasks["op"].tolist(), final_waits(trace).tolist(), Wait.POLICY
     ([0, 1, 2], [0, 0, 2], 2)
     """
-    f = DerivedColumns.of(what)
+    f = DerivedColumns.of(run)
     by_issuer = (f.wait == Wait.ISSUER) | (f.by_worker & (f.wait == Wait.STREAM))
     waited = f.taken - f.ready
     busy = f.issuers_busy.between(f.ready, f.taken, f.group)

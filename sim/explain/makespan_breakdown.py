@@ -76,8 +76,8 @@ class Breakdown(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the breakdown as printed by ``--json`` of `sim explain` and `sim compare`."""
-        told = {"parts_of": self.device, "parts_ns": self.parts, "waits_for_ns": self.waits_for}
-        return told | ({"bubble_ns": self.bubble} if self.bubble else {})
+        content = {"parts_of": self.device, "parts_ns": self.parts, "waits_for_ns": self.waits_for}
+        return content | ({"bubble_ns": self.bubble} if self.bubble else {})
 
 
 def breakdown(f: DerivedColumns, device: str | None = None) -> Breakdown:
@@ -104,21 +104,21 @@ def breakdown(f: DerivedColumns, device: str | None = None) -> Breakdown:
         return Breakdown("", {}, {}, {})
     reasons, use = idle_reasons(f), time_use(f)
     if device is None:
-        device = _busiest(f, {name: own["compute"] for name, own in use.items()})
+        device = _busiest(f, {name: ns["compute"] for name, ns in use.items()})
     d = f.machine.device_index(device)
-    own, idle = use[device], reasons[device]
-    parts = {"compute": own["compute"], "communicate": own["communicate"] - idle.get("transfer", 0), **idle}
-    held = min(_held_beside_others(f, d), parts["compute"])
-    parts["policy"] = parts.get("policy", 0) + held
-    parts["compute"] -= held
-    found = {part: parts[part] for part in PARTS if parts.get(part)}
-    return Breakdown(device, found, _waits_for(f, d), _bubble(f, d) if is_pipeline(f) else {})
+    ns, idle = use[device], reasons[device]
+    parts = {"compute": ns["compute"], "communicate": ns["communicate"] - idle.get("transfer", 0), **idle}
+    policy_ns = min(_held_beside_others(f, d), parts["compute"])
+    parts["policy"] = parts.get("policy", 0) + policy_ns
+    parts["compute"] -= policy_ns
+    nonzero = {part: parts[part] for part in PARTS if parts.get(part)}
+    return Breakdown(device, nonzero, _waits_for(f, d), _bubble(f, d) if is_pipeline(f) else {})
 
 
 def _busiest(f: DerivedColumns, compute: Mapping[str, int]) -> str:
-    least = _ABOUT_AS_MUCH * max(compute.values())
+    threshold = _ABOUT_AS_MUCH * max(compute.values())
     last = most_by(f.device, f.end, len(f.devices))
-    near = [d for d, device in enumerate(f.devices) if compute.get(device.name, 0) >= least]
+    near = [d for d, device in enumerate(f.devices) if compute.get(device.name, 0) >= threshold]
     return f.devices[max(near, key=lambda d: last[d])].name
 
 
@@ -131,11 +131,11 @@ def _held_beside_others(f: DerivedColumns, d: int) -> int:
         return 0
     rows = np.flatnonzero((f.device == d) & (f.lane >= 0))
     could = np.maximum(f.data[: f.n], f.released)
-    spans = [(f.begins, f.end), (f.taken, f.let_go), (could, f.taken)]
+    spans = [(f.begins, f.end), (f.taken, f.issuer_done), (could, f.taken)]
     levels = [in_use(start[rows], end[rows], np.ones(len(rows), np.int64)) for start, end in spans]
     times = np.unique(np.concatenate([times for times, _ in levels]))
-    executing, working, held = (at[np.searchsorted(t, times, side="right") - 1] for t, at in levels)
-    could = np.where(executing > 0, np.minimum(held, f.devices[d].workers - working), 0)[:-1]
+    executing, working, waiting = (count[np.searchsorted(t, times, side="right") - 1] for t, count in levels)
+    could = np.where(executing > 0, np.minimum(waiting, f.devices[d].workers - working), 0)[:-1]
     return round(float((np.diff(times) * could / np.maximum(could + working[:-1], 1)).sum()))
 
 
@@ -154,17 +154,17 @@ def _bubble(f: DerivedColumns, d: int) -> dict[str, int]:
     is_forward, is_backward = (
         np.array([bool(set(letters) & set(name)) for name in names])[phase] for letters in ("F", "BI")
     )
-    steps, of = np.unique(step, return_inverse=True)
+    steps, step_of = np.unique(step, return_inverse=True)
     # Of a step without forward, or backward, all rows count.
-    begin, forward = (which | (np.bincount(of, which) == 0)[of] for which in (is_backward, is_forward))
-    warm = least_by(of[begin], start[begin], len(steps), makespan)
-    steady = np.maximum(warm, most_by(of[forward], end[forward], len(steps)))
+    begin, forward = (mask | (np.bincount(step_of, mask) == 0)[step_of] for mask in (is_backward, is_forward))
+    warm = least_by(step_of[begin], start[begin], len(steps), makespan)
+    steady = np.maximum(warm, most_by(step_of[forward], end[forward], len(steps)))
     # The ends of warm-up, steady state and drain of the first step, then of the second, ...
-    cuts = [0, *np.stack((warm, steady, most_by(of, end, len(steps))), axis=1).ravel().tolist()]
+    cuts = [0, *np.stack((warm, steady, most_by(step_of, end, len(steps))), axis=1).ravel().tolist()]
     cuts[-1] = makespan
-    at = np.maximum.accumulate(cuts)
+    edges = np.maximum.accumulate(cuts)
     busy = Cover(union(start, end, f.device[rows]), makespan)
-    idle = np.diff(at) - busy.between(at[:-1], at[1:], np.full(len(at) - 1, d))
+    idle = np.diff(edges) - busy.between(edges[:-1], edges[1:], np.full(len(edges) - 1, d))
     return {name: ns for k, name in enumerate(BUBBLE) if (ns := int(idle[k::3].sum()))}
 
 
@@ -181,18 +181,18 @@ def _waits_for(f: DerivedColumns, d: int) -> dict[str, int]:
     walk = WaitWalk(f, names, label)
     pieces = idle_pieces(f)
     counted = REASONS if is_pipeline(f) else _FOR_OTHERS
-    here = (pieces.device == d) & np.isin(pieces.reason, [REASONS.index(reason) for reason in counted])
-    mine = np.flatnonzero(f.device == d)
-    mine = mine[np.argsort(f.begins[mine], kind="stable")]
-    begins = f.begins[mine]
+    mask = (pieces.device == d) & np.isin(pieces.reason, [REASONS.index(reason) for reason in counted])
+    rows = np.flatnonzero(f.device == d)
+    rows = rows[np.argsort(f.begins[rows], kind="stable")]
+    begins = f.begins[rows]
     last = int(f.row_end.argmax())
-    found: Counter[str] = Counter()
-    told = (pieces.start_ns, pieces.length_ns, pieces.row)
-    for start, ns, row in zip(*(column[here].tolist() for column in told), strict=True):
+    waits: Counter[str] = Counter()
+    columns = (pieces.start_ns, pieces.length_ns, pieces.row)
+    for start, ns, row in zip(*(column[mask].tolist() for column in columns), strict=True):
         if is_pipeline(f) and row != UNSET:  # for the slot that comes next, whichever could have
-            row = int(mine[np.searchsorted(begins, start + ns)])
-        walk.back(last if row == UNSET else row, start, start + ns, found)
-    return dict(sorted((+found).items(), key=lambda item: (-item[1], item[0])))
+            row = int(rows[np.searchsorted(begins, start + ns)])
+        walk.back(last if row == UNSET else row, start, start + ns, waits)
+    return dict(sorted((+waits).items(), key=lambda item: (-item[1], item[0])))
 
 
 class WaitWalk:
@@ -223,32 +223,32 @@ class WaitWalk:
         self.start, self.end, self.producer = f.row_start.data, f.row_end.data, f.last_producer.data
         self.before = np.concatenate((f.before_on_lane, np.full(len(moved["start_ns"]), UNSET))).data
         low, high = np.sort((moved["source"], moved["destination"]), axis=0)
-        pairs, which = np.unique(low * len(f.devices) + high, return_inverse=True)
-        self.label = np.concatenate((label, len(names) + which)).data
-        ends = (tuple(f.devices[end].name for end in divmod(each, len(f.devices))) for each in pairs.tolist())
+        pairs, pair_of = np.unique(low * len(f.devices) + high, return_inverse=True)
+        self.label = np.concatenate((label, len(names) + pair_of)).data
+        ends = (tuple(f.devices[end].name for end in divmod(code, len(f.devices))) for code in pairs.tolist())
         self.names = names + [f"transfer {a}<->{b}" for a, b in ends]
-        held = np.where(final_waits(f) == Wait.POLICY, "policy", "launch").tolist()
-        self.held = held + [self.names[each] for each in self.label[len(label) :]]  # transfers: their link
+        waits = np.where(final_waits(f) == Wait.POLICY, "policy", "launch").tolist()
+        self.blockers = waits + [self.names[code] for code in self.label[len(label) :]]  # links for transfers
 
-    def back(self, row: int, from_ns: int, to_ns: int, found: Counter[str]) -> None:
+    def back(self, row: int, from_ns: int, to_ns: int, totals: Counter[str]) -> None:
         """Attribute a stretch of time before the start of `row`, or up to its end, to what it waited for."""
-        at = to_ns
+        cursor = to_ns
         if self.start[row] < to_ns:  # the last row of the run, which is running
             since = max(self.start[row], from_ns)
-            found[self.names[self.label[row]]] += to_ns - since
-            at = since
-        while at > from_ns:
+            totals[self.names[self.label[row]]] += to_ns - since
+            cursor = since
+        while cursor > from_ns:
             input_, lane = self.producer[row], self.before[row]
             cause = lane if input_ < 0 or (lane >= 0 and self.end[lane] > self.end[input_]) else input_
-            over = min(self.end[cause], to_ns) if cause >= 0 else from_ns
-            if over < at:
-                found[self.held[row]] += at - max(over, from_ns)
-                at = over
-            if cause < 0 or at <= from_ns:
+            cause_end = min(self.end[cause], to_ns) if cause >= 0 else from_ns
+            if cause_end < cursor:
+                totals[self.blockers[row]] += cursor - max(cause_end, from_ns)
+                cursor = cause_end
+            if cause < 0 or cursor <= from_ns:
                 return
-            since = min(max(self.start[cause], from_ns), at)
-            found[self.names[self.label[cause]]] += at - since
-            at, row = since, cause
+            since = min(max(self.start[cause], from_ns), cursor)
+            totals[self.names[self.label[cause]]] += cursor - since
+            cursor, row = since, cause
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -300,23 +300,23 @@ def _minus(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
 
 def breakdown_line(f: DerivedColumns) -> str:
     """Return the parts of the makespan in one line, naming the three largest."""
-    own = breakdown(f)
-    terms = _terms(f, own)
+    result = breakdown(f)
+    terms = _terms(f, result)
     largest = sorted(terms, key=lambda part: -terms[part])[:3]
-    phases = ", ".join(f"{name} {format_duration(ns)}" for name, ns in own.bubble.items())
-    about = {"bubble": f" ({phases}; most of it waiting for {next(iter(own.waits_for), '')})"}
-    told = [
+    phases = ", ".join(f"{name} {format_duration(ns)}" for name, ns in result.bubble.items())
+    about = {"bubble": f" ({phases}; most of it waiting for {next(iter(result.waits_for), '')})"}
+    texts = [
         f"{format_duration(terms[part])} {_noun(part, f)}{about.get(part, '')}"
         for part in largest
         if terms[part]
     ]
-    if rest := f.trace.makespan_ns - sum(terms[part] for part in largest):
-        told.append(f"{format_duration(rest)} other")
+    if remainder := f.trace.makespan_ns - sum(terms[part] for part in largest):
+        texts.append(f"{format_duration(remainder)} other")
     workers = {f.devices[d].name: f.devices[d].workers for d in np.unique(f.device).tolist()}
-    of = f"{own.device}: " if len(workers) > 1 else ""
-    if workers.get(own.device) and 0 in workers.values():  # a CPU is the busiest, beside GPUs
-        of = f"host-bound: {of}"
-    return of + (", ".join(told) or "takes no time")
+    prefix = f"{result.device}: " if len(workers) > 1 else ""
+    if workers.get(result.device) and 0 in workers.values():  # a CPU is the busiest, beside GPUs
+        prefix = f"host-bound: {prefix}"
+    return prefix + (", ".join(texts) or "takes no time")
 
 
 def breakdown_text(f: DerivedColumns, bound_ns: int | None = None) -> str:
@@ -344,82 +344,82 @@ def change_text(a: DerivedColumns, b: DerivedColumns) -> str:
     ----------
     a, b : DerivedColumns
     """
-    found = change(a, b)
+    difference = change(a, b)
     total = a.trace.makespan_ns - b.trace.makespan_ns
     if not total:
-        return "equally fast" if found.parts else "the same"
-    more = _minus(_terms(a, found.a), _terms(b, found.b))
+        return "equally fast" if difference.parts else "the same"
+    more = _minus(_terms(a, difference.a), _terms(b, difference.b))
     others = [part for part in more if part.startswith("for ")]
     if len({more[part] > 0 for part in others}) > 1:  # one device in place of another
         more[f"for {_OTHERS}"] = sum(more.pop(part) for part in others)
     speed = f"{format_duration(abs(total))} {'slower' if total > 0 else 'faster'}"
     if total < 0:
-        return f"{speed}: {_signed_terms(more, total, a, b, found)}"
+        return f"{speed}: {_signed_terms(more, total, a, b, difference)}"
     cause = max(more, key=lambda part: (more[part], part != "compute"))
-    because, ns = _because(a, b, found, cause), more.pop(cause)
+    because, ns = _because(a, b, difference, cause), more.pop(cause)
     if not any(more.values()):
         return f"{speed} because {because}"
-    terms = _signed_terms(more, total - ns, a, b, found)
+    terms = _signed_terms(more, total - ns, a, b, difference)
     return f"{speed}, mainly because {because} ({_signed_time(ns)}); {terms}"
 
 
-def _terms(f: DerivedColumns, own: Breakdown) -> dict[str, int]:
+def _terms(f: DerivedColumns, result: Breakdown) -> dict[str, int]:
     """Return the parts as named in a line: waits by their cause (``for gpu1``), or all of them as bubble."""
     if is_pipeline(f):
-        bubble = sum(own.bubble.values())
-        kept = {part: ns for part, ns in own.parts.items() if part not in REASONS}
+        bubble = sum(result.bubble.values())
+        terms = {part: ns for part, ns in result.parts.items() if part not in REASONS}
         # On several workers, the policy's part also counts time beside other tasks
-        kept["policy"] = f.trace.makespan_ns - sum(kept.values()) - bubble
-        return {part: ns for part, ns in (kept | {"bubble": bubble}).items() if ns}
-    kept = Counter({part: ns for part, ns in own.parts.items() if part not in _FOR_OTHERS})
-    for name, ns in own.waits_for.items():
-        what = name.partition(" ")[0]
-        kept[what if what in _WORDS else f"for {name}"] += ns
-    return kept
+        terms["policy"] = f.trace.makespan_ns - sum(terms.values()) - bubble
+        return {part: ns for part, ns in (terms | {"bubble": bubble}).items() if ns}
+    terms = Counter({part: ns for part, ns in result.parts.items() if part not in _FOR_OTHERS})
+    for name, ns in result.waits_for.items():
+        word = name.partition(" ")[0]
+        terms[word if word in _WORDS else f"for {name}"] += ns
+    return terms
 
 
 def _noun(part: str, f: DerivedColumns) -> str:
     return _WORDS[part][0].format(policy=f.policy) if part in _WORDS else f"waiting {part}"
 
 
-def _phases(found: MakespanChange) -> str:
+def _phases(difference: MakespanChange) -> str:
     """Return in words how much longer a bubble is in each phase."""
-    longer = _minus(found.a.bubble, found.b.bubble)
-    told = ", ".join(f"{name} {_signed_time(longer[name])}" for name in BUBBLE if name in longer)
-    return f" ({told})" if told else ""
+    longer = _minus(difference.a.bubble, difference.b.bubble)
+    phases = ", ".join(f"{name} {_signed_time(longer[name])}" for name in BUBBLE if name in longer)
+    return f" ({phases})" if phases else ""
 
 
 def _signed_terms(
-    more: Mapping[str, int], total: int, a: DerivedColumns, b: DerivedColumns, found: MakespanChange
+    more: Mapping[str, int], total: int, a: DerivedColumns, b: DerivedColumns, difference: MakespanChange
 ) -> str:
     """Return the three largest parts in words, and the sum of the rest and of those below a twentieth."""
     largest = sorted((part for part in more if more[part]), key=lambda part: -abs(more[part]))
-    shown = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
-    about = {"bubble": _phases(found)}
+    listed = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
+    about = {"bubble": _phases(difference)}
     terms = [
         f"{_signed_time(more[part])} {_noun(part, a if more[part] > 0 else b)}{about.get(part, '')}"
-        for part in shown
+        for part in listed
     ]
-    if rest := total - sum(more[part] for part in shown):
-        terms.append(f"{_signed_time(rest)} other")
+    if remainder := total - sum(more[part] for part in listed):
+        terms.append(f"{_signed_time(remainder)} other")
     return ", ".join(terms)
 
 
-def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: str) -> str:
+def _because(a: DerivedColumns, b: DerivedColumns, difference: MakespanChange, part: str) -> str:
     """Return in words what makes a part of the makespan longer."""
-    device = found.a.device
+    device = difference.a.device
     if part == "issue" and not _launches_ahead(a) and _launches_ahead(b):
         return "the host waits for each kernel"
     if part == "bubble":
-        longer = _minus(found.a.waits_for, found.b.waits_for)
+        longer = _minus(difference.a.waits_for, difference.b.waits_for)
         whom = max(longer, key=lambda name: longer[name], default="")
-        return _WORDS[part][1] + _phases(found) + (f", most of it waiting for {whom}" if whom else "")
+        return _WORDS[part][1] + _phases(difference) + (f", most of it waiting for {whom}" if whom else "")
     if part == "compute":
-        took, before = _durations_ns(a, device), _durations_ns(b, found.b.device)
+        took, before = _durations_ns(a, device), _durations_ns(b, difference.b.device)
         if len(took) != len(before):
             return f"{device} has {'more' if len(took) > len(before) else 'other'} ops to execute"
-        most = 2 * int(took.sum() - before.sum()) >= found.parts[part]
-        return "its ops take longer to execute" if most else f"{device} executes less at once"
+        mostly = 2 * int(took.sum() - before.sum()) >= difference.parts[part]
+        return "its ops take longer to execute" if mostly else f"{device} executes less at once"
     if part not in _WORDS:
         return f"{device} waits {part}"
     return _WORDS[part][1].format(device=device, policy=a.policy)
@@ -427,8 +427,8 @@ def _because(a: DerivedColumns, b: DerivedColumns, found: MakespanChange, part: 
 
 def _durations_ns(f: DerivedColumns, device: str) -> IntArray:
     """Return how long each task of a device lasted; empty without a device."""
-    here = f.trace.executed & (f.device == (f.machine.device_index(device) if device else UNSET))
-    return np.asarray(f.end[here] - f.begins[here])
+    mask = f.trace.executed & (f.device == (f.machine.device_index(device) if device else UNSET))
+    return np.asarray(f.end[mask] - f.begins[mask])
 
 
 def _launches_ahead(f: DerivedColumns) -> bool:

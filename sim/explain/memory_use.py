@@ -32,7 +32,7 @@ from sim.graph.rendezvous_keys import rendezvous_keys
 from sim.graph.views import ANY, forwarded_inputs, forwarding, storage_of
 from sim.job.places import crossing_reads
 from sim.job.transfers import host_groups
-from sim.record.dependencies import TaskEdges, dependencies, frames_over_ns, kept_tokens, unread
+from sim.record.dependencies import TaskEdges, dependencies, kept_tokens, loop_ends_ns, unread
 from sim.record.record import Record
 
 
@@ -110,7 +110,7 @@ def lifetimes(trace: Record) -> Lifetimes:
     if not graph.tensor_nbytes.any():
         return Lifetimes(*np.zeros((6, 0), np.int64))
     producer, consumer, carried = edges = dependencies(trace)
-    over = trace.of_rows("end_ns")
+    end = trace.of_rows("end_ns")
 
     # 1. One life per output of every task, on its device, and one per transfer, at its destination ...
     op = trace.tasks["op"]
@@ -127,11 +127,11 @@ def lifetimes(trace: Record) -> Lifetimes:
     if has_control_flow(graph):
         kept = kept_tokens(trace, producer, consumer, carried)
         producer, consumer, carried = producer[kept], consumer[kept], carried[kept]
-        for row, over_ns in frames_over_ns(trace).items():
+        for row, over_ns in loop_ends_ns(trace).items():
             dies[outputs.indptr[row]] = max(dies[outputs.indptr[row]], over_ns)
-        came = np.zeros(len(moved["id"]), bool)
-        came[consumer[consumer >= len(trace)] - len(trace)] = True
-        nbytes[len(maker) :] *= came | (graph.tensor_producer[moved["tensor"]] == UNSET)
+        delivered = np.zeros(len(moved["id"]), bool)
+        delivered[consumer[consumer >= len(trace)] - len(trace)] = True
+        nbytes[len(maker) :] *= delivered | (graph.tensor_producer[moved["tensor"]] == UNSET)
 
     def life_of(producer: IntArray, carried: IntArray) -> tuple[IntArray, BoolArray]:
         """Return the life of the tensor that each edge carries, and whether it carries one."""
@@ -143,7 +143,7 @@ def lifetimes(trace: Record) -> Lifetimes:
         return life, by_task | (producer >= len(trace))
 
     read, data = life_of(producer, carried)
-    np.maximum.at(dies, read[data], over[consumer[data]])
+    np.maximum.at(dies, read[data], end[consumer[data]])
     keyed = np.isin(op, list(rendezvous_keys(graph).sends))  # unrequested offers stay until the end
     keyed[producer[(producer < len(trace)) & (carried != UNSET)]] = False
     dies[outputs.indptr[:-1][keyed]] = trace.makespan_ns
@@ -153,35 +153,35 @@ def lifetimes(trace: Record) -> Lifetimes:
     # ... and by whatever passes it on (a view, a switch), which has no bytes of its own.
     passes_on = forwarded_inputs(graph)
     if passes_on:
-        wanted = np.full(len(graph), UNSET)
-        wanted[list(passes_on)] = [tensor for tensor, _ in passes_on.values()]
-        own = forwarding(graph) | (storage_of(graph) != UNSET)
-        into = data & (consumer < len(trace))
-        asked = wanted[op[consumer[into]]]
-        fits = (asked == ANY) | (asked == carried[into])
+        forwarded = np.full(len(graph), UNSET)
+        forwarded[list(passes_on)] = [tensor for tensor, _ in passes_on.values()]
+        alias = forwarding(graph) | (storage_of(graph) != UNSET)
+        is_task = data & (consumer < len(trace))
+        expected = forwarded[op[consumer[is_task]]]
+        fits = (expected == ANY) | (expected == carried[is_task])
         base = np.full(len(trace), UNSET)
-        base[consumer[into][fits]] = read[into][fits]
-        for life in np.flatnonzero(own[outputs.indices] & live)[::-1].tolist():  # the last of a chain first
+        base[consumer[is_task][fits]] = read[is_task][fits]
+        for life in np.flatnonzero(alias[outputs.indices] & live)[::-1].tolist():  # the last of a chain first
             nbytes[life] = 0
-            if (of := base[maker[life]]) != UNSET:
-                dies[of] = max(dies[of], dies[life])
+            if (original := base[maker[life]]) != UNSET:
+                dies[original] = max(dies[original], dies[life])
 
     # 3. Tensors that are there from the beginning stay on every device that reads them or sends them away.
-    away, here, _ = crossing_reads(trace.job)
+    away, readers, _ = crossing_reads(trace.job)
     outside = (graph.tensor_producer[graph.inputs.indices] == UNSET) & ~away
     sent = graph.tensor_producer[moved["tensor"]] == UNSET
-    read_here = (graph.inputs.indices * n_devices + here)[outside]
+    read_here = (graph.inputs.indices * n_devices + readers)[outside]
     sent_away = moved["tensor"][sent] * n_devices + moved["source"][sent]
-    kept, on = np.divmod(np.unique(np.concatenate((read_here, sent_away))), n_devices)
+    kept, device = np.divmod(np.unique(np.concatenate((read_here, sent_away))), n_devices)
 
     tensor = np.concatenate((tensor, kept))
     iteration = np.concatenate((trace.tasks["iteration"][maker], moved["iteration"]))
     if trace.attempts:  # whoever restarts has nothing of the attempt before
-        ends = [(each.run, each.begin_ns + each.trace.makespan_ns) for each in trace.attempts]
-        runs, over = np.array(ends).T
-        dies = np.minimum(dies, over[np.searchsorted(runs, iteration, side="right") - 1])
+        ends = [(attempt.run, attempt.begin_ns + attempt.trace.makespan_ns) for attempt in trace.attempts]
+        runs, end = np.array(ends).T
+        dies = np.minimum(dies, end[np.searchsorted(runs, iteration, side="right") - 1])
     lives = Lifetimes(
-        np.concatenate((trace.device[maker], moved["destination"], on)),
+        np.concatenate((trace.device[maker], moved["destination"], device)),
         tensor,
         np.concatenate((iteration, np.full(len(kept), UNSET))),
         np.concatenate((nbytes, graph.tensor_nbytes[kept])),
@@ -194,8 +194,8 @@ def lifetimes(trace: Record) -> Lifetimes:
 def peak_bytes(trace: Record) -> dict[str, int]:
     """Return the most bytes in use on each device, by name."""
     lives, devices = lifetimes(trace), trace.job.machine.devices
-    most = most_in_use(lives.start_ns, lives.end_ns, lives.nbytes, lives.device, len(devices))
-    return dict(zip((device.name for device in devices), most.tolist(), strict=True))
+    peaks = most_in_use(lives.start_ns, lives.end_ns, lives.nbytes, lives.device, len(devices))
+    return dict(zip((device.name for device in devices), peaks.tolist(), strict=True))
 
 
 def memory_use(trace: Record, *, holders: int = 10) -> dict[str, MemoryUse]:
@@ -232,19 +232,19 @@ def memory_use(trace: Record, *, holders: int = 10) -> dict[str, MemoryUse]:
 
 def _of_device(trace: Record, name: str, lives: Lifetimes, holders: int) -> MemoryUse:
     """Return the memory of one device, by a sweep over its births and deaths."""
-    times, held = lives.levels()
-    peak = int(held.argmax()) if len(held) else -1
-    peak_ns = int(times[peak]) if len(held) else 0
+    times, nbytes = lives.levels()
+    peak = int(nbytes.argmax()) if len(nbytes) else -1
+    peak_ns = int(times[peak]) if len(nbytes) else 0
     alive = np.flatnonzero((lives.start_ns <= peak_ns) & (lives.end_ns > peak_ns))
     largest = lives.of(alive[np.lexsort((lives.start_ns[alive], -lives.nbytes[alive]))][:holders])
     names = [trace.job.graph.tensor_name(tensor) for tensor in largest.tensor.tolist()]
     return MemoryUse(
         name,
-        int(held[peak]) if len(held) else 0,
+        int(nbytes[peak]) if len(nbytes) else 0,
         peak_ns,
         int(lives.nbytes[lives.iteration == UNSET].sum()),
         times,
-        held,
+        nbytes,
         tuple(starmap(Holder, zip(names, *(column.tolist() for column in largest[2:]), strict=True))),
     )
 
@@ -324,9 +324,9 @@ def _log_of_device(trace: Record, log: dict[str, IntArray]) -> Allocated:
     for tensor, iteration, change in zip(
         *(log[name][: peak + 1].tolist() for name in ("tensor", "iteration", "change")), strict=True
     ):
-        left = live.pop((tensor, iteration), 0) + change
-        if left:
-            live[tensor, iteration] = left
+        remaining = live.pop((tensor, iteration), 0) + change
+        if remaining:
+            live[tensor, iteration] = remaining
     largest = sorted(live.items(), key=lambda item: -item[1])[:5]
     return Allocated(
         int(in_use[peak]),

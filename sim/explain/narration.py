@@ -20,7 +20,7 @@ from sim.explain.failed_ops import attempt_lines, failure_text, late_lines
 from sim.explain.idle import REASONS, IdlePieces, idle_pieces, idle_reasons
 from sim.explain.makespan_breakdown import breakdown_line
 from sim.explain.path import PathStep, executed_path
-from sim.explain.sentences import blame, lives, never_came_text, step_text, task_text
+from sim.explain.sentences import absent_ranks_text, blame, lives, step_text, task_text
 from sim.explain.time_use import WORD_OF_REASON, cores_of, time_use, unused_devices, used_core_ns
 from sim.record.record import Record
 
@@ -65,12 +65,12 @@ class GapGroup(NamedTuple):
     longest: Gap
 
 
-def largest_gaps(what: Record | DerivedColumns, limit: int = 5) -> list[Gap]:
+def largest_gaps(run: Record | DerivedColumns, limit: int = 5) -> list[Gap]:
     """Return the longest idle stretches of the machine, longest first.
 
     Parameters
     ----------
-    what : Trace or DerivedColumns
+    run : Trace or DerivedColumns
     limit : int
         The number of gaps; stretches after a device's last task are left out.
 
@@ -85,7 +85,7 @@ def largest_gaps(what: Record | DerivedColumns, limit: int = 5) -> list[Gap]:
     >>> [(gap.device, gap.length_ns, gap.blame) for gap in largest_gaps(trace)]
     [('gpu1', 10, "'b' needs 'a', which runs on gpu0/0")]
     """
-    f = DerivedColumns.of(what)
+    f = DerivedColumns.of(run)
     pieces = idle_pieces(f)
     real = np.flatnonzero(pieces.row != UNSET)
     longest = real[np.lexsort((pieces.start_ns[real], pieces.device[real], -pieces.length_ns[real]))][:limit]
@@ -112,9 +112,9 @@ def grouped_gaps(f: DerivedColumns) -> list[GapGroup]:
     """
     pieces = idle_pieces(f)
     devices: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    for here in _runs(pieces):
-        same = (int(pieces.reason[here[0]]), tuple(np.sort(pieces.length_ns[here]).tolist()))
-        devices.setdefault(same, []).append(int(here[pieces.length_ns[here].argmax()]))
+    for rows in _runs(pieces):
+        key = (int(pieces.reason[rows[0]]), tuple(np.sort(pieces.length_ns[rows]).tolist()))
+        devices.setdefault(key, []).append(int(rows[pieces.length_ns[rows].argmax()]))
     groups = [
         GapGroup(
             devices=tuple(f.devices[int(pieces.device[k])].name for k in longest),
@@ -141,20 +141,20 @@ def _runs(pieces: IdlePieces) -> Iterator[IntArray]:
 def _gap(f: DerivedColumns, pieces: IdlePieces, k: int) -> Gap:
     device, start, length, code, row = (int(column[k]) for column in pieces)
     reason = REASONS[code]
-    return Gap(f.devices[device].name, start, length, reason, blame(f, reason, row, start).told)
+    return Gap(f.devices[device].name, start, length, reason, blame(f, reason, row, start).sentence)
 
 
 # ----------------------------------------------------------------------------------------------------------
 
 
 def explain_text(
-    what: Record | DerivedColumns, *, gaps: int = 5, longest: int = 5, title: str | None = None
+    run: Record | DerivedColumns, *, gaps: int = 5, longest: int = 5, title: str | None = None
 ) -> str:
     """Return the explanation of a run, or of a part of it, as text for a terminal.
 
     Parameters
     ----------
-    what : Trace or DerivedColumns
+    run : Trace or DerivedColumns
     gaps : int
         How many groups of idle stretches and, for a part of a run, how many stretches are listed.
     longest : int
@@ -162,7 +162,7 @@ def explain_text(
     title : str, optional
         The title of the run; default: the names of graph and policy.
     """
-    f = DerivedColumns.of(what)
+    f = DerivedColumns.of(run)
     trace, path = f.trace, executed_path(f)
     makespan = format_duration(trace.makespan_ns)
     lines = [f"{title or f'{trace.job.graph.name} under {trace.policy}'}: {makespan}"]
@@ -172,42 +172,42 @@ def explain_text(
     lines += [] if f.part else _communicator_lines(f)
     if groups := grouped_gaps(f)[:gaps]:
         lines += ["", "Idle time", *(_group_line(group) for group in groups)]
-    if f.part and (found := largest_gaps(f, gaps)):
+    if f.part and (listed := largest_gaps(f, gaps)):
         lines += ["", "Longest gaps"]
         lines += [
             f"  {gap.device:<12} {_when(gap.start_ns, gap.length_ns)}  {gap.reason:<10}  {gap.blame}"
-            for gap in found
+            for gap in listed
         ]
     return "\n".join(lines) + "\n"
 
 
-def op_text(f: DerivedColumns, op: str, most: int = 5) -> str:
+def op_text(f: DerivedColumns, op: str, limit: int = 5) -> str:
     """Return the life of each execution of an op, as text for a terminal.
 
     Parameters
     ----------
     f : DerivedColumns
     op : str
-    most : int
+    limit : int
         How many executions, steps that led to each, and tasks that waited for it are listed.
     """
     lines: list[str] = []
-    found = lives(f, op)
-    for life in found[:most]:
+    executions = lives(f, op)
+    for life in executions[:limit]:
         lines += ["", f"{task_text(f, life.row)} on {f.trace.lane_name(life.row)}"]
-        lines += [f"  {_when(*when)}  {reason:<10}  {why}".rstrip() for reason, *when, why in life.pieces]
-        before = [step for step in life.path if step.end_ns <= f.begins[life.row]][-most:]
+        lines += [f"  {_when(*when)}  {reason:<10}  {text}".rstrip() for reason, *when, text in life.pieces]
+        before = [step for step in life.path if step.end_ns <= f.begins[life.row]][-limit:]
         if before:
             lines.append("  what led to it, last step last:")
         lines += [
             f"    {_when(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}"
             for step in before
         ]
-        held = [f"{task_text(f, row)} on {f.trace.lane_name(row)}" for row in life.held_up]
-        waited = f"waited for it last: {list_names(held, most)}" if held else "nothing waited for it last"
+        tasks = [f"{task_text(f, row)} on {f.trace.lane_name(row)}" for row in life.held_up]
+        waited = f"waited for it last: {list_names(tasks, limit)}" if tasks else "nothing waited for it last"
         lines.append(f"  {waited}")
-    if len(found) > most:
-        lines += ["", f"{len(found) - most} more executions"]
+    if len(executions) > limit:
+        lines += ["", f"{len(executions) - limit} more executions"]
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -242,13 +242,13 @@ def _who(names: Sequence[str]) -> str:
 
 def _group_line(group: GapGroup) -> str:
     """Return ``gpu0 and 7 more  35 us  10 x 3.5 us  issue  at 2 us: ...``; ``~3.5 us`` is a mean."""
-    mean_ns, each = group.total_ns / group.times, format_duration(group.longest.length_ns)
-    if format_duration(mean_ns) != each:
-        each = f"~{format_duration(mean_ns, digits=2)}"
+    mean_ns, mean = group.total_ns / group.times, format_duration(group.longest.length_ns)
+    if format_duration(mean_ns) != mean:
+        mean = f"~{format_duration(mean_ns, digits=2)}"
     longest = "" if group.times == 1 else "longest "
-    told = f"{longest}at {format_duration(group.longest.start_ns)}: {group.longest.blame}"
-    total = f"{format_duration(group.total_ns):>10}  {f'{group.times} x {each}':<18}"
-    return f"  {_who(group.devices)} {total} {group.reason:<12} {told}"
+    detail = f"{longest}at {format_duration(group.longest.start_ns)}: {group.longest.blame}"
+    total = f"{format_duration(group.total_ns):>10}  {f'{group.times} x {mean}':<18}"
+    return f"  {_who(group.devices)} {total} {group.reason:<12} {detail}"
 
 
 def _exposed_lines(f: DerivedColumns) -> list[str]:
@@ -256,9 +256,9 @@ def _exposed_lines(f: DerivedColumns) -> list[str]:
     exposed = exposed_communication(f).items()
     alike = group_pairs((tuple(parts.items()), device) for device, parts in exposed)
     lines = ["", "Exposed communication"] if alike else []
-    for told, names in alike.items():
-        total = format_duration(sum(ns for _, ns in told))
-        parts = ", ".join(f"{part} {format_duration(ns)}" for part, ns in told)
+    for by_part, names in alike.items():
+        total = format_duration(sum(ns for _, ns in by_part))
+        parts = ", ".join(f"{part} {format_duration(ns)}" for part, ns in by_part)
         lines.append(f"  {_who(names)} {total:>10}  {parts}")
     return lines
 
@@ -267,21 +267,21 @@ def _bound_line(limits: Bounds, makespan_ns: int) -> str:
     bound = format_duration(limits.lower_bound_ns)
     if limits.loops_counted_once:
         return f"No schedule is shorter than {bound} ({limits.binding}); chains through loops count once."
-    over = f"; this run takes {makespan_ns / limits.lower_bound_ns:.3g}x" if limits.lower_bound_ns else ""
+    ratio = f"; this run takes {makespan_ns / limits.lower_bound_ns:.3g}x" if limits.lower_bound_ns else ""
     return (
         f"With the ops on these devices and streams, no schedule is shorter than {bound} "
-        f"({limits.binding}{over})."
+        f"({limits.binding}{ratio})."
     )
 
 
 def _path_lines(f: DerivedColumns, path: list[PathStep], longest: int) -> list[str]:
-    shown = sorted(path, key=lambda step: (step.start_ns - step.end_ns, step.start_ns))[:longest]
-    here = " here" if f.part else ""
-    which = f", the {len(shown)} longest" if len(shown) < len(path) else ""
-    lines = [f"Executed critical path, {format_count(len(path), 'step')}{here}{which}"]
-    if which:
+    listed = sorted(path, key=lambda step: (step.start_ns - step.end_ns, step.start_ns))[:longest]
+    where = " here" if f.part else ""
+    selection = f", the {len(listed)} longest" if len(listed) < len(path) else ""
+    lines = [f"Executed critical path, {format_count(len(path), 'step')}{where}{selection}"]
+    if selection:
         lines += _kinds_line(f, path)
-    for step in sorted(shown, key=lambda step: step.start_ns):
+    for step in sorted(listed, key=lambda step: step.start_ns):
         lines.append(f"  {_when(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}")
     return lines
 
@@ -298,27 +298,27 @@ def _kinds_line(f: DerivedColumns, path: list[PathStep]) -> list[str]:
             took[graph.kind(int(op[step.row]))] += step.end_ns - step.start_ns
     if len(took) < 2:
         return []
-    shown = [f"{kind} {format_duration(ns)}" for kind, ns in took.most_common(_KINDS_SHOWN) if ns]
-    return [f"  by kind: {', '.join(shown)}{', ...' if len(took) > len(shown) else ''}"]
+    texts = [f"{kind} {format_duration(ns)}" for kind, ns in took.most_common(_KINDS_SHOWN) if ns]
+    return [f"  by kind: {', '.join(texts)}{', ...' if len(took) > len(texts) else ''}"]
 
 
 def _device_lines(f: DerivedColumns) -> list[str]:
-    use, reasons, whole = time_use(f), idle_reasons(f), f.to_ns - f.from_ns
+    use, reasons, total = time_use(f), idle_reasons(f), f.to_ns - f.from_ns
     used = None if f.part else used_core_ns(f.trace)
-    told: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []
     tasks = np.bincount(f.device, minlength=len(f.devices))
     for d, device in enumerate(f.devices):
         if not tasks[d] or device.name not in use:
             continue
-        share = {word: _percent(ns, whole) for word, ns in use[device.name].items()}
+        share = {word: _percent(ns, total) for word, ns in use[device.name].items()}
         if cores_of(device) > 1 and used is not None:
-            cores = _percent(int(used[d]), cores_of(device) * whole).strip()
+            cores = _percent(int(used[d]), cores_of(device) * total).strip()
             share["compute"] += f" (its {cores_of(device)} cores: {cores})"
-        why = sorted((-ns, word) for word, ns in reasons[device.name].items() if word not in WORD_OF_REASON)
-        if why:
-            share["wait"] += f" ({', '.join(f'{word} {_percent(-ns, whole).strip()}' for ns, word in why)})"
-        told.append(("   ".join(f"{word} {value}" for word, value in share.items()), device.name))
-    lines = ["Devices", *(f"  {_who(names)} {shares}" for shares, names in group_pairs(told).items())]
+        waits = sorted((-ns, word) for word, ns in reasons[device.name].items() if word not in WORD_OF_REASON)
+        if waits:
+            share["wait"] += f" ({', '.join(f'{word} {_percent(-ns, total).strip()}' for ns, word in waits)})"
+        rows.append(("   ".join(f"{word} {value}" for word, value in share.items()), device.name))
+    lines = ["Devices", *(f"  {_who(names)} {shares}" for shares, names in group_pairs(rows).items())]
     unused = unused_devices(f.trace) if f.at_device is None else []
     return [*lines, f"  unused: {', '.join(unused)}"] if unused else lines
 
@@ -341,43 +341,43 @@ def host_time(f: DerivedColumns) -> dict[str, dict[str, tuple[int, int]]]:
     operator, and ``module`` by classes of modules and the program's own ranges, including all nested work.
     """
     graph, ops = f.job.graph, f.trace.tasks["op"]
-    here = f.counts & f.trace.executed & f.by_worker & (f.begins <= f.to_ns) & (f.end >= f.from_ns)
-    begin, end = (np.clip(at, f.from_ns, f.to_ns) for at in (f.begins, f.end))
-    found: dict[str, dict[str, tuple[int, int]]] = {}
+    mask = f.counts & f.trace.executed & f.by_worker & (f.begins <= f.to_ns) & (f.end >= f.from_ns)
+    begin, end = (np.clip(time, f.from_ns, f.to_ns) for time in (f.begins, f.end))
+    spent: dict[str, dict[str, tuple[int, int]]] = {}
     for key in ("operator", "module"):
-        of = {op: names_around(str(path)) for op, path in graph.attribute(key).items()}
+        names_of = {op: names_around(str(path)) for op, path in graph.attribute(key).items()}
         total, times = Counter[str](), Counter[str]()
-        for row in np.flatnonzero(here & np.isin(ops, [*of])).tolist():
-            for name in of[int(ops[row])]:
+        for row in np.flatnonzero(mask & np.isin(ops, [*names_of])).tolist():
+            for name in names_of[int(ops[row])]:
                 total[name] += int(end[row] - begin[row])
                 times[name] += 1
-        most = sorted(total, key=lambda name: (-total[name], name))
-        found |= {key: {name: (total[name], times[name]) for name in most}} if most else {}
-    return found
+        ranked = sorted(total, key=lambda name: (-total[name], name))
+        spent |= {key: {name: (total[name], times[name]) for name in ranked}} if ranked else {}
+    return spent
 
 
-def _host_lines(f: DerivedColumns, most: int) -> list[str]:
-    lines, whole = [], f.to_ns - f.from_ns
+def _host_lines(f: DerivedColumns, limit: int) -> list[str]:
+    lines, total = [], f.to_ns - f.from_ns
     for key, spent in host_time(f).items():
         lines += ["", f"Host time by {key}{', with all that it calls' if key == 'module' else ''}"]
-        for name, (ns, ops) in islice(spent.items(), most):
-            lines.append(f"  {shorten(name):<40} {format_duration(ns):>10}  {_percent(ns, whole)}  {ops} x")
+        for name, (ns, ops) in islice(spent.items(), limit):
+            lines.append(f"  {shorten(name):<40} {format_duration(ns):>10}  {_percent(ns, total)}  {ops} x")
     return lines
 
 
 def _communicator_lines(f: DerivedColumns) -> list[str]:
-    found = communicator_waits(f)
-    lines = ["", "Communicators"] if found else []
-    for name, ranks, meetings, late, in_line in found:
-        rank_told, line_told = (format_duration(waited.total_ns) for waited in (late, in_line))
+    entries = communicator_waits(f)
+    lines = ["", "Communicators"] if entries else []
+    for name, ranks, meetings, late, in_line in entries:
+        rank_text, line_text = (format_duration(waited.total_ns) for waited in (late, in_line))
         if late.longest_ns:
-            last = never_came_text(f, late.row) or task_text(f, int(f.met_last[late.row]))
-            rank_told += f", most {task_text(f, late.row)}, {format_duration(late.longest_ns)} for {last}"
+            last = absent_ranks_text(f, late.row) or task_text(f, int(f.met_last[late.row]))
+            rank_text += f", most {task_text(f, late.row)}, {format_duration(late.longest_ns)} for {last}"
         if in_line.longest_ns:
-            most = f"most {task_text(f, in_line.row)}, {format_duration(in_line.longest_ns)}"
-            line_told += f", {most} behind {task_text(f, int(f.before_in_line[in_line.row]))}"
+            longest = f"most {task_text(f, in_line.row)}, {format_duration(in_line.longest_ns)}"
+            line_text += f", {longest} behind {task_text(f, int(f.before_in_line[in_line.row]))}"
         met = f"{format_count(ranks, 'rank')}, {format_count(meetings, 'collective')}"
-        lines.append(f"  {name:<12} {met}   late ranks {rank_told}   in line {line_told}")
+        lines.append(f"  {name:<12} {met}   late ranks {rank_text}   in line {line_text}")
     return lines
 
 

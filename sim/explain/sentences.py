@@ -27,14 +27,14 @@ class Blame(NamedTuple):
     ----------
     reason : str
         One of `sim.explain.idle.REASONS`.
-    told : str
+    sentence : str
         A sentence on it.
     row : int
         The row in the way; the row itself if it is being issued or launched; -1: none.
     """
 
     reason: str
-    told: str
+    sentence: str
     row: int
 
 
@@ -79,19 +79,19 @@ def _transfer(f: DerivedColumns, row: int) -> str:
     return f"the transfer of {name} from {source} to {destination}"
 
 
-_Told = tuple[str, int]
+_Sentence = tuple[str, int]
 """A sentence, and the row in the way (`Blame`)."""
 
 
-def _dependency(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+def _dependency(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
     cause = int(f.last_producer[row])
     if cause >= f.n:
         cause = int(f.last_producer[cause])
     if f.trace.status[row] == ABORTED:
         return f"{task_text(f, row)} waits for what is never sent, and is aborted", cause
     verb = "runs" if f.start[cause] <= at_ns else "has not started yet"
-    told = f"{task_text(f, row)} needs {task_text(f, cause)}, which {verb} on {_lane(f, cause)}"
-    return told if f.start[cause] <= at_ns else told + _meanwhile(f, cause, at_ns), cause
+    text = f"{task_text(f, row)} needs {task_text(f, cause)}, which {verb} on {_lane(f, cause)}"
+    return text if f.start[cause] <= at_ns else text + _meanwhile(f, cause, at_ns), cause
 
 
 def _meanwhile(f: DerivedColumns, row: int, at_ns: int) -> str:
@@ -113,7 +113,7 @@ def _meanwhile(f: DerivedColumns, row: int, at_ns: int) -> str:
     return ""
 
 
-def _in_transit(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+def _in_transit(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
     transfer = int(f.last_producer[row])
     queued = f", which {_queue_sentence(f, transfer)}" if f.row_start[transfer] > at_ns else ""
     return f"{task_text(f, row)} needs {_transfer(f, transfer)}{queued}", transfer
@@ -126,96 +126,96 @@ def _queue_sentence(f: DerivedColumns, transfer: int) -> str:
     return "waits for its request, or for a link" if met else "waits for a link"
 
 
-def _issue(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+def _issue(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
     """Name the tasks that keep an issuer busy until it takes the given one, and for how long."""
     taken = int(f.taken[row])
-    told = f"{task_text(f, row)} is ready, and {f.issuers[int(f.issuer[row])].name}"
+    text = f"{task_text(f, row)} is ready, and {f.issuers[int(f.issuer[row])].name}"
     if taken <= at_ns:
-        return f"{told} issues it", row
-    mine = np.flatnonzero((f.issuer == f.issuer[row]) & (f.let_go > at_ns) & (f.taken < taken))
-    mine = mine[np.argsort(f.taken[mine], kind="stable")]
-    if not len(mine):
-        return f"{told} is busy with other tasks", UNSET
-    ns = int((np.minimum(f.let_go[mine], taken) - np.maximum(f.taken[mine], at_ns)).sum())
-    first = int(mine[0])
+        return f"{text} issues it", row
+    earlier = np.flatnonzero((f.issuer == f.issuer[row]) & (f.issuer_done > at_ns) & (f.taken < taken))
+    earlier = earlier[np.argsort(f.taken[earlier], kind="stable")]
+    if not len(earlier):
+        return f"{text} is busy with other tasks", UNSET
+    ns = int((np.minimum(f.issuer_done[earlier], taken) - np.maximum(f.taken[earlier], at_ns)).sum())
+    first = int(earlier[0])
     verb = "executes" if f.by_worker[first] else "waits for" if f.keeps_issuer[first] else "issues"
-    more = f" and {len(mine) - 1} more" if len(mine) > 1 else ""
-    return f"{told} {verb} {task_text(f, first)}{more} first ({format_duration(ns)})", first
+    more = f" and {len(earlier) - 1} more" if len(earlier) > 1 else ""
+    return f"{text} {verb} {task_text(f, first)}{more} first ({format_duration(ns)})", first
 
 
-def _policy(f: DerivedColumns, row: int, at_ns: int) -> _Told:
-    told = f"{task_text(f, row)} is ready and an issuer is free, but {f.policy}"
+def _policy(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
+    text = f"{task_text(f, row)} is ready and an issuer is free, but {f.policy}"
     ahead = f.taken_next(row, at_ns)
     if ahead == row:
-        return f"{told} holds it back", UNSET
-    return f"{told} runs {task_text(f, ahead)} first", ahead
+        return f"{text} holds it back", UNSET
+    return f"{text} runs {task_text(f, ahead)} first", ahead
 
 
-def _resources(f: DerivedColumns, row: int, at_ns: int) -> _Told:
-    other = f.gave_back(row)
+def _resources(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
+    other = f.last_holder(row)
     if other == UNSET:
-        return f"{task_text(f, row)} waits for resources of the device", f.made_room(row)
+        return f"{task_text(f, row)} waits for resources of the device", f.unblocked_by(row)
     names = [name for name in f.needs_of(row) if name in f.needs_of(other)]
     return f"{task_text(f, row)} waits for {list_names(names)}, which {task_text(f, other)} has", other
 
 
-def _memory(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+def _memory(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
     if f.taken[row] <= at_ns < f.taken[row] + f.calls[row]:
-        who = f.issuers[int(f.issuer[row])].name
-        return f"{who} calls the driver for memory before it issues {task_text(f, row)}", row
-    return f"{task_text(f, row)} waits for memory", f.made_room(row)
+        issuer = f.issuers[int(f.issuer[row])].name
+        return f"{issuer} calls the driver for memory before it issues {task_text(f, row)}", row
+    return f"{task_text(f, row)} waits for memory", f.unblocked_by(row)
 
 
-def _stream(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+def _stream(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
     ahead = int(f.before_on_lane[row])
-    told = f"{task_text(f, row)} is issued and queued behind {task_text(f, ahead)} on {_lane(f, row)}"
+    text = f"{task_text(f, row)} is issued and queued behind {task_text(f, ahead)} on {_lane(f, row)}"
     first = ahead
     while (before := int(f.before_on_lane[first])) != UNSET and f.end[before] > at_ns:
         first = before
     if not max(f.lane_end[first], f.data[first], f.issue[first]) <= at_ns < f.launch_end[first]:
-        return told, ahead
+        return text, ahead
     launched = "which" if first == ahead else f"where {task_text(f, first)}"
-    return f"{told}, {launched} is being launched", ahead
+    return f"{text}, {launched} is being launched", ahead
 
 
-def _in_line(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+def _in_line(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
     ahead = int(f.before_in_line[row])
     where = f"on communicator {f.communicator(row)!r}"
     return f"{task_text(f, row)} is queued behind {task_text(f, ahead)} {where}", ahead
 
 
-def never_came_text(f: DerivedColumns, row: int) -> str:
+def absent_ranks_text(f: DerivedColumns, row: int) -> str:
     """Return the ranks for which a collective waited in vain; empty if all came."""
-    absent = [f.devices[device].name for device in f.who_never_came(row)]
+    absent = [f.devices[device].name for device in f.absent_ranks(row)]
     return f"{list_names(absent, _NAMED)}, which never came" if absent else ""
 
 
-def _late_rank(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+def _late_rank(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
     late = int(f.met_last[row])
     where = f"{f.devices[int(f.device[late])].name}, whose {task_text(f, late)} is the last to start"
-    where = never_came_text(f, row) or where
-    told = f"{task_text(f, row)} waits on communicator {f.communicator(row)!r} for {where}"
+    where = absent_ranks_text(f, row) or where
+    text = f"{task_text(f, row)} waits on communicator {f.communicator(row)!r} for {where}"
     behind = np.flatnonzero((f.before_on_lane == row) & (f.data[: f.n] <= at_ns) & (f.issue <= at_ns))
     if len(behind):
-        told += f"; {task_text(f, int(behind[0]))} stands behind it on {_lane(f, row)}"
-    return told, UNSET
+        text += f"; {task_text(f, int(behind[0]))} stands behind it on {_lane(f, row)}"
+    return text, UNSET
 
 
-def _event(f: DerivedColumns, row: int, at_ns: int) -> _Told:
-    told = f"{task_text(f, row)} waits on {_lane(f, row)} for an event to arrive"
-    return told, int(f.last_producer[row])
+def _event(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
+    text = f"{task_text(f, row)} waits on {_lane(f, row)} for an event to arrive"
+    return text, int(f.last_producer[row])
 
 
-def _tell_unexplained(f: DerivedColumns, row: int, at_ns: int) -> _Told:
-    told = f"{task_text(f, row)} does not start on {_lane(f, row)}, and nothing that was recorded says why"
-    return told, UNSET
+def _no_reason_recorded(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
+    text = f"{task_text(f, row)} does not start on {_lane(f, row)}, and nothing that was recorded says why"
+    return text, UNSET
 
 
-def _recovery(f: DerivedColumns, row: int, at_ns: int) -> _Told:
+def _recovery(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
     return f"a part of the machine failed, and {task_text(f, row)} is the first after the restart", UNSET
 
 
-_SENTENCES: Final[dict[str, Callable[[DerivedColumns, int, int], _Told]]] = {
+_SENTENCES: Final[dict[str, Callable[[DerivedColumns, int, int], _Sentence]]] = {
     "dependency": _dependency,
     "host": _dependency,
     "transfer": _in_transit,
@@ -229,7 +229,7 @@ _SENTENCES: Final[dict[str, Callable[[DerivedColumns, int, int], _Told]]] = {
     "memory": _memory,
     "communicator": _in_line,
     "late rank": _late_rank,
-    "unexplained": _tell_unexplained,
+    "unexplained": _no_reason_recorded,
     "recovery": _recovery,
 }
 
@@ -307,10 +307,10 @@ def lives(f: DerivedColumns, op: str) -> list[TaskLife]:
     """
     several, tasks = f.job.iterations > 1 and op not in f.job.graph.op_names, f.trace.tasks
     one = re.fullmatch(r"(.+)\[(\d{1,18})\]", op) if several else None
-    here = f.counts & (tasks["op"] == f.job.graph.index(one[1] if one else op))
-    here &= tasks["iteration"] == int(one[2]) if one else True
-    here &= (f.data[: f.n] < f.to_ns) & (f.end >= f.from_ns)
-    rows = np.flatnonzero(here)
+    mask = f.counts & (tasks["op"] == f.job.graph.index(one[1] if one else op))
+    mask &= tasks["iteration"] == int(one[2]) if one else True
+    mask &= (f.data[: f.n] < f.to_ns) & (f.end >= f.from_ns)
+    rows = np.flatnonzero(mask)
     if not len(rows):
         raise InputError(f"op {op!r} did not execute {f.part}".rstrip())
     return [_life(f, row) for row in rows.tolist()]
@@ -319,13 +319,13 @@ def lives(f: DerivedColumns, op: str) -> list[TaskLife]:
 def _life(f: DerivedColumns, row: int) -> TaskLife:
     one = np.array([row])
     pieces = [
-        LifePiece(reason, int(start[0]), int(length[0]), blame(f, reason, row, int(start[0])).told)
+        LifePiece(reason, int(start[0]), int(length[0]), blame(f, reason, row, int(start[0])).sentence)
         for reason, start, length in held_up(f, one, f.data[one], f.begins[one])
         if length[0] > 0
     ]
     begins, ends = int(f.begins[row]), int(f.end[row])
     pieces.append(LifePiece("runs", begins, ends - begins, ""))
-    held = np.flatnonzero(f.last_producer[: f.n] == row).tolist()
+    waiters = np.flatnonzero(f.last_producer[: f.n] == row).tolist()
     moved = np.flatnonzero(f.last_producer[f.n :] == row) + f.n
-    held += np.flatnonzero(np.isin(f.last_producer[: f.n], moved)).tolist()
-    return TaskLife(row, pieces, executed_path(f, row), sorted(held))
+    waiters += np.flatnonzero(np.isin(f.last_producer[: f.n], moved)).tolist()
+    return TaskLife(row, pieces, executed_path(f, row), sorted(waiters))

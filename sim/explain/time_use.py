@@ -42,12 +42,12 @@ WORD_OF_REASON: Final = {"transfer": "communicate", "finished": "idle", "unused"
 """Category of time without a running op, by its reason (`sim.explain.idle.REASONS`); else ``wait``."""
 
 
-def time_use(what: Record | DerivedColumns) -> dict[str, dict[str, int]]:
+def time_use(run: Record | DerivedColumns) -> dict[str, dict[str, int]]:
     """Return, for each device, the ns of ``compute``, ``communicate``, ``wait`` and ``idle``.
 
     Parameters
     ----------
-    what : Trace or DerivedColumns
+    run : Trace or DerivedColumns
         The latter may be of a part of a run; the categories then add up to its time.
 
     Examples
@@ -63,21 +63,21 @@ def time_use(what: Record | DerivedColumns) -> dict[str, dict[str, int]]:
     >>> use["gpu1"]
     {'compute': 0, 'communicate': 7, 'wait': 10, 'idle': 0}
     """
-    f = DerivedColumns.of(what)
+    f = DerivedColumns.of(run)
     trace, counts = f.trace, f.counts
     computes = np.flatnonzero(counts & ~communicates(trace) & ~trace.is_delay)
-    until = computes_until_ns(trace)
+    ends = computes_until_ns(trace)
     # if all executing ops compute, busy time is computing time
-    only_compute = len(computes) == int(counts.sum()) and until is trace.tasks["end_ns"]
-    start, stop = (np.clip(at[computes], f.from_ns, f.to_ns) for at in (trace.tasks["start_ns"], until))
+    only_compute = len(computes) == int(counts.sum()) and ends is trace.tasks["end_ns"]
+    start, stop = (np.clip(time[computes], f.from_ns, f.to_ns) for time in (trace.tasks["start_ns"], ends))
     by_device = union(start, stop, trace.device[computes])
     compute = [] if only_compute else by_device.lengths(len(f.devices)).tolist()
     use = {}
-    for name, why in idle_reasons(f).items():
-        busy = f.to_ns - f.from_ns - sum(why.values())
-        here = busy if only_compute else compute[f.machine.device_index(name)]
-        use[name] = {"compute": here, "communicate": busy - here, "wait": 0, "idle": 0}
-        for reason, ns in why.items():
+    for name, by_reason in idle_reasons(f).items():
+        busy = f.to_ns - f.from_ns - sum(by_reason.values())
+        compute_ns = busy if only_compute else compute[f.machine.device_index(name)]
+        use[name] = {"compute": compute_ns, "communicate": busy - compute_ns, "wait": 0, "idle": 0}
+        for reason, ns in by_reason.items():
             use[name][WORD_OF_REASON.get(reason, "wait")] += ns
     return use
 
@@ -115,10 +115,10 @@ def used_core_ns(trace: Record) -> IntArray:
         if not cores_of(device):
             continue
         rows = np.flatnonzero((trace.device == d) & ~trace.alone)
-        taken = cores[trace.tasks["op"][rows]] if device.cores else np.ones(len(rows), np.int64)
-        times, at_once = in_use(trace.tasks["start_ns"][rows], trace.tasks["end_ns"][rows], taken)
-        most = min(cores_of(device), device.details.intra_op_pool or cores_of(device))
-        used[d] = int((np.diff(times) * np.minimum(at_once[:-1], most)).sum())
+        occupied = cores[trace.tasks["op"][rows]] if device.cores else np.ones(len(rows), np.int64)
+        times, at_once = in_use(trace.tasks["start_ns"][rows], trace.tasks["end_ns"][rows], occupied)
+        limit = min(cores_of(device), device.details.intra_op_pool or cores_of(device))
+        used[d] = int((np.diff(times) * np.minimum(at_once[:-1], limit)).sum())
     return used
 
 
@@ -208,14 +208,14 @@ def spread_on_path(trace: Record) -> dict[str, OnPath]:
     op, device = trace.tasks["op"][row], trace.device[row]
     spread = np.full(len(row), np.nan)
     for d in set(device.tolist()) & {*models}:
-        here = job.machine.devices[d]
-        estimated = graph.given_ns(here.kind, here.name) == UNSET
-        at = device == d
-        spread[at] = np.where(estimated, _ask_model(models[d], graph, here), np.nan)[op[at]]
-    known = ~np.isnan(spread)
+        target = job.machine.devices[d]
+        estimated = graph.given_ns(target.kind, target.name) == UNSET
+        mask = device == d
+        spread[mask] = np.where(estimated, _ask_model(models[d], graph, target), np.nan)[op[mask]]
+    sure = ~np.isnan(spread)
     kinds, kind = np.unique([_GRADIENT.sub("", kind) for kind in graph.kinds], return_inverse=True)
-    of, ns = kind[graph.kind_code[op[known]]], ns[known]
-    total, weighted = (np.bincount(of, by, len(kinds)).tolist() for by in (ns, ns * spread[known]))
+    code, ns = kind[graph.kind_code[op[sure]]], ns[sure]
+    total, weighted = (np.bincount(code, values, len(kinds)).tolist() for values in (ns, ns * spread[sure]))
     sums = {
         str(kinds[k]): OnPath(round(total[k]), weighted[k] / total[k]) for k in range(len(kinds)) if total[k]
     }
@@ -259,6 +259,6 @@ def interval_of(makespan_ns: int, on_path: Mapping[str, OnPath]) -> dict[str, An
 def _ask_model(model: CostModel, graph: Graph, device: Device) -> FloatArray:
     answer = ask_once(graph, device, "spread", lambda: np.asarray(model.spread(graph, device), float))
     if answer.shape != (len(graph),):
-        whose = f"{type(model).__name__}.spread"
-        raise InputError(f"{whose} should return {len(graph)} number(s), one an op; found {answer.size}")
+        source = f"{type(model).__name__}.spread"
+        raise InputError(f"{source} should return {len(graph)} number(s), one an op; found {answer.size}")
     return answer

@@ -47,17 +47,17 @@ def staleness(trace: Record) -> dict[str, list[int]]:
     if not worker:
         return {}
     updates = ((str(parameter[op]), row) for row, op in enumerate(tasks["op"].tolist()) if op in worker)
-    found: dict[str, list[tuple[int, int]]] = {}
+    by_worker: dict[str, list[tuple[int, int]]] = {}
     for rows in group_pairs(updates).values():
         ends = np.sort(tasks["end_ns"][rows])
         read: dict[str, int] = {}
         for row in rows:
             name = str(worker[int(tasks["op"][row])])
             start, end = int(tasks["start_ns"][row]), int(tasks["end_ns"][row])
-            seen = int(np.searchsorted(ends, start, "right")) - read.get(name, 0)
-            found.setdefault(name, []).append((start, seen))
+            lag = int(np.searchsorted(ends, start, "right")) - read.get(name, 0)
+            by_worker.setdefault(name, []).append((start, lag))
             read[name] = int(np.searchsorted(ends, end, "right"))
-    return {name: [seen for _, seen in sorted(pairs)] for name, pairs in sorted(found.items())}
+    return {name: [lag for _, lag in sorted(pairs)] for name, pairs in sorted(by_worker.items())}
 
 
 def staleness_report(trace: Record) -> dict[str, Any]:
@@ -69,15 +69,15 @@ def staleness_report(trace: Record) -> dict[str, Any]:
         ``updates``, ``mean``, ``max``, ``counts`` (how many had a staleness of 0, 1, ...), and ``workers``:
         the mean and maximum of each. Empty if no worker pushes updates of its own.
     """
-    found = staleness(trace)
-    if not found:
+    by_worker = staleness(trace)
+    if not by_worker:
         return {}
-    every = [seen for row in found.values() for seen in row]
+    every = [lag for row in by_worker.values() for lag in row]
     return {
         "updates": len(every),
         **_spread(every),
         "counts": np.bincount(every).tolist(),
-        "workers": {worker: _spread(row) for worker, row in found.items()},
+        "workers": {worker: _spread(row) for worker, row in by_worker.items()},
     }
 
 
@@ -127,13 +127,13 @@ def expert_load(trace: Record) -> dict[str, Any]:
     dropped: dict[str, int] = {}
     for op, layer in graph.attribute(LAYER).items():
         name, device = str(layer), machine.devices[int(trace.job.device_of[op])].name
-        same = members.get(device, (device,))
-        tokens.setdefault(name, {}).update(dict.fromkeys(same, graph.attribute(TOKENS)[op]))
-        dropped[name] = dropped.get(name, 0) + graph.attribute(DROPPED)[op] * len(same)
-    tokens = {name: dict(sorted(row.items(), key=lambda of: order[of[0]])) for name, row in tokens.items()}
+        folded = members.get(device, (device,))
+        tokens.setdefault(name, {}).update(dict.fromkeys(folded, graph.attribute(TOKENS)[op]))
+        dropped[name] = dropped.get(name, 0) + graph.attribute(DROPPED)[op] * len(folded)
+    tokens = {name: dict(sorted(row.items(), key=lambda kv: order[kv[0]])) for name, row in tokens.items()}
     if not tokens:
         return {}
-    layers = {name: {**_most(row), "dropped": dropped[name], "tokens": row} for name, row in tokens.items()}
+    layers = {name: {**_load(row), "dropped": dropped[name], "tokens": row} for name, row in tokens.items()}
     worst = max(layers.values(), key=lambda layer: layer["imbalance"])
     return {
         "imbalance": worst["imbalance"],
@@ -143,6 +143,6 @@ def expert_load(trace: Record) -> dict[str, Any]:
     }
 
 
-def _most(tokens: dict[str, int]) -> dict[str, Any]:
+def _load(tokens: dict[str, int]) -> dict[str, Any]:
     fullest, total = max(tokens, key=lambda name: tokens[name]), sum(tokens.values())
     return {"imbalance": tokens[fullest] * len(tokens) / total if total else 1.0, "fullest": fullest}

@@ -58,19 +58,19 @@ SIMULATOR: Final = "graph-schedule-sim"
 
 _quoted: Final = json.JSONEncoder().encode
 
-_AT_ONCE: Final = 10_000
+_BATCH: Final = 10_000
 """Lines held in memory."""
 
 _DECIMALS: Final = [f".{part:03d}" for part in range(1000)]
 
-_ARROWS: Final = 20_000
+_MAX_ARROWS: Final = 20_000
 """Maximum number of arrows from producers to consumers of a run; a viewer is slow with more."""
 
-_FLOWS_APART: Final = 1 << 40
+_FLOWS_PER_RUN: Final = 1 << 40
 """Flows of one run are numbered below this; no run has as many tasks."""
 
 _HOSTS, _LINKS, _FIRST_DEVICE = 1, 2, 10
-_APART: Final = 10_000
+_PROCESSES_PER_RUN: Final = 10_000
 """Processes of one run are numbered below this; no machine has so many devices."""
 
 _PIECE: Final = 20_000
@@ -79,7 +79,7 @@ _PIECE: Final = 20_000
 
 def in_pieces(rows: IntArray) -> Iterator[IntArray]:
     """Yield rows in pieces of some thousands."""
-    return (rows[at : at + _PIECE] for at in range(0, len(rows), _PIECE))
+    return (rows[begin : begin + _PIECE] for begin in range(0, len(rows), _PIECE))
 
 
 def write_chrome(trace: Record | Mapping[str, Record], path: str | os.PathLike[str]) -> None:
@@ -98,7 +98,7 @@ def write_chrome(trace: Record | Mapping[str, Record], path: str | os.PathLike[s
         The directory does not exist.
     """
     traces = {"": trace} if isinstance(trace, Record) else trace
-    timelines = [Timeline(each, run) for run, each in enumerate(traces.values())]
+    timelines = [Timeline(record, run) for run, record in enumerate(traces.values())]
     lines = (
         line
         for run, (label, timeline) in enumerate(zip(traces, timelines, strict=True))
@@ -127,8 +127,8 @@ def write_ranks(trace: Record, folder: str | os.PathLike[str]) -> list[str]:
     names = [f"rank{rank}.json.gz" for rank in range(len(timeline.gpus))]
     if not names:
         raise InputError(f"{folder}: a folder has a file for each GPU that ran something, and none did")
-    there = os.listdir(folder) if folder.is_dir() else []
-    strange = sorted(each for each in there if each.endswith((".json", ".json.gz")) and each not in names)
+    existing = os.listdir(folder) if folder.is_dir() else []
+    strange = sorted(file for file in existing if file.endswith((".json", ".json.gz")) and file not in names)
     if strange:
         raise InputError(f"{folder}: {strange[0]} is there, and is not of this run")
     folder.mkdir(exist_ok=True)
@@ -153,7 +153,7 @@ def check_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def lines_of(
-    timeline: Timeline, run: int = 0, label: str = "", rank: int | None = None, most: int = _ARROWS
+    timeline: Timeline, run: int = 0, label: str = "", rank: int | None = None, most: int = _MAX_ARROWS
 ) -> Iterator[str]:
     """Yield the events of one run as JSON.
 
@@ -169,15 +169,15 @@ def lines_of(
     most : int
         Maximum number of arrows from producers to consumers.
     """
-    mine = np.array([rank is None or timeline.rank_of(lane) == rank for lane in timeline.lanes])
+    visible = np.array([rank is None or timeline.rank_of(lane) == rank for lane in timeline.lanes])
     rows, crossed = timeline.rows_shown(), timeline.crossed
-    rows, which = rows[mine[timeline.lane[rows]]], np.flatnonzero(mine[crossed])
-    named = {lane for lane, own in zip(timeline.lanes, mine.tolist(), strict=True) if own}
+    rows, crossings = rows[visible[timeline.lane[rows]]], np.flatnonzero(visible[crossed])
+    named = {lane for lane, is_visible in zip(timeline.lanes, visible.tolist(), strict=True) if is_visible}
     issuers = np.unique(timeline.trace.tasks["issuer"][rows]).tolist()
     yield from _names(timeline, label, named.union(timeline.issuer[issuer] for issuer in issuers))
     yield from _task_lines(timeline, run, rows)
-    yield from _transfer_lines(timeline, which)
-    yield from _arrow_lines(timeline, run, *timeline.arrows(most, mine))
+    yield from _transfer_lines(timeline, crossings)
+    yield from _arrow_lines(timeline, run, *timeline.arrows(most, visible))
     yield from _counter_lines(timeline, rank)
 
 
@@ -185,7 +185,7 @@ def _write(path: str | os.PathLike[str], head: str, lines: Iterator[str]) -> Non
     with atomic_text(path) as file:
         file.write(head)
         file.write(next(lines, ""))
-        while piece := list(itertools.islice(lines, _AT_ONCE)):
+        while piece := list(itertools.islice(lines, _BATCH)):
             file.write(",\n" + ",\n".join(piece))
         file.write("\n]}\n")
 
@@ -198,11 +198,11 @@ def _head(timelines: Sequence[Timeline], rank: int = 0, ranks: int = 1) -> str:
         one = timelines[0].trace
         for number, d in enumerate(timelines[0].gpus):  # in Kineto's terms, as far as they are known
             device = one.job.machine.devices[d]
-            known = {"totalGlobalMem": device.memory_bytes, "numSms": device.details.sms}
-            given = {key: value for key, value in known.items() if value is not None}
-            own = {"launch_latency": device.launch_latency_ns, "gap": device.gap_ns}
+            facts = {"totalGlobalMem": device.memory_bytes, "numSms": device.details.sms}
+            specified = {key: value for key, value in facts.items() if value is not None}
+            launch_facts = {"launch_latency": device.launch_latency_ns, "gap": device.gap_ns}
             named = {"id": number, "name": device.name, "kind": device.kind}
-            properties.append({**named, **given, **own, "event_hop": device.event_ns})
+            properties.append({**named, **specified, **launch_facts, "event_hop": device.event_ns})
         simulated |= {"synchronisation": one.synchronisation, "graph": one.job.graph.name}
         simulated |= {"tasks": len(one), "makespan_ns": one.makespan_ns}
     return (
@@ -222,86 +222,86 @@ def _us(ns: IntArray) -> list[str]:
 
 
 def _names(timeline: Timeline, label: str, only: Set[Lane]) -> Iterator[str]:
-    shown = [(name, [lane for lane in lanes if lane in only]) for name, lanes in timeline.processes()]
-    for index, (name, lanes) in enumerate(shown, timeline.base):
+    visible = [(name, [lane for lane in lanes if lane in only]) for name, lanes in timeline.processes()]
+    for index, (name, lanes) in enumerate(visible, timeline.base):
         if lanes:
             title = f"{label}: {name}" if label else name
             yield from _name_events("process", Lane(lanes[0].pid, 0, title), index)
-    for lane in itertools.chain.from_iterable(lanes for _, lanes in shown):
+    for lane in itertools.chain.from_iterable(lanes for _, lanes in visible):
         yield from _name_events("thread", lane, lane.tid - 1)
 
 
-def _name_events(what: str, lane: Lane, index: int) -> Iterator[str]:
-    yield f'{{"ph":"M","name":"{what}_name",{lane},"args":{{"name":{json.dumps(lane.name)}}}}}'
-    yield f'{{"ph":"M","name":"{what}_sort_index",{lane},"args":{{"sort_index":{index}}}}}'
+def _name_events(kind: str, lane: Lane, index: int) -> Iterator[str]:
+    yield f'{{"ph":"M","name":"{kind}_name",{lane},"args":{{"name":{json.dumps(lane.name)}}}}}'
+    yield f'{{"ph":"M","name":"{kind}_sort_index",{lane},"args":{{"sort_index":{index}}}}}'
 
 
 # -- slices -------------------------------------------------------------------------------------
 
 
-def _task_lines(timeline: Timeline, run: int, shown: IntArray) -> Iterator[str]:
+def _task_lines(timeline: Timeline, run: int, visible: IntArray) -> Iterator[str]:
     """Yield the slice of every task and, if launched, that of its launch, tied together by a flow."""
     job = timeline.trace.job
     graph, devices, (titles, category_of) = job.graph, job.machine.devices, titles_of(job)
-    places, place_of = distinct_rows(graph.kind_code, graph.stage + 1, graph.micro_batch + 1)
-    said = [
+    facts, fact_of = distinct_rows(graph.kind_code, graph.stage + 1, graph.micro_batch + 1)
+    fact_args = [
         f'"kind":{_quoted(graph.kinds[kind])}'
         + (f',"stage":{stage - 1}' if stage else "")
         + (f',"micro_batch":{micro_batch - 1}' if micro_batch else "")
-        for kind, stage, micro_batch in places
+        for kind, stage, micro_batch in facts
     ]
-    meets = _said_of_collectives(job)
+    meets = _collective_args(job)
     waits = [f',"waited for":"{word}"' if word else "" for word in WAITS]
     statuses = ["", *(f',"status":"{word}"' for word in STATUSES[1:])]
     cost = issue_costs_ns(job)
-    place, who = [str(lane) for lane in timeline.lanes], [str(lane) for lane in timeline.issuer]
+    lane_text, issuer_text = [str(lane) for lane in timeline.lanes], [str(lane) for lane in timeline.issuer]
     heads = [f'"ph":"X","cat":"{category}","name":' for category in _CATEGORIES]
     # Tools take anything with a stream for work of the GPU.
     streams = ["on stream" if category == "delay" else "stream" for category in _CATEGORIES]
     trace, columns, several = timeline.trace, timeline.trace.tasks, job.iterations > 1
     names = ("op", "ready_ns", "issue_ns", "start_ns", "end_ns")
     more = (columns["iteration"], columns["issuer"], trace.status, timeline.waits, trace.device)
-    for rows in in_pieces(shown):  # for a million tasks at once, these numbers would take a gigabyte
+    for rows in in_pieces(visible):  # for a million tasks at once, these numbers would take a gigabyte
         ops, ready_ns, issue_ns, start_ns, end_ns = (columns[name][rows] for name in names)
         spans = (ready_ns, start_ns, end_ns - start_ns, issue_ns - cost[ops], cost[ops])
-        by_op = (column[ops].tolist() for column in (place_of, category_of))
+        by_op = (column[ops].tolist() for column in (fact_of, category_of))
         by_row = (column[rows].tolist() for column in (*more, timeline.lane))
         tasks = zip(rows.tolist(), ops.tolist(), *by_row, strict=True)
-        each = zip(tasks, *map(_us, spans), *by_op, timeline.feeds.take(rows).lists(), strict=True)
-        for task, ready, begin, length, call_begin, call_length, fact, category, fed_by in each:
+        entries = zip(tasks, *map(_us, spans), *by_op, timeline.feeds.take(rows).lists(), strict=True)
+        for task, ready, begin, length, call_begin, call_length, fact, category, fed_by in entries:
             row, op, n, issuer, status, wait, d, lane = task
-            number, name, own = row + 1, _quoted(graph.op_names[op]), ""
+            number, name, op_arg = row + 1, _quoted(graph.op_names[op]), ""
             title = name
             if titles[op] != graph.op_names[op]:
-                title, own = _quoted(titles[op]), f'"op":{name},'
+                title, op_arg = _quoted(titles[op]), f'"op":{name},'
             iteration = f',"iteration":{n}' if several else ""
             args = (
-                f'{own}{said[fact]},"ready (us)":{ready}{iteration}{waits[wait]}{statuses[status]}'
-                f"{meets.get(op, '')}{_said_of_feeds(fed_by)}"
+                f'{op_arg}{fact_args[fact]},"ready (us)":{ready}{iteration}{waits[wait]}{statuses[status]}'
+                f"{meets.get(op, '')}{_feeds_arg(fed_by)}"
             )
-            span = f'{heads[category]}{title},{place[lane]},"ts":{begin},"dur":{length}'
+            span = f'{heads[category]}{title},{lane_text[lane]},"ts":{begin},"dur":{length}'
             if category == 0:
                 yield f'{{{span},"args":{{"External id":{number},{args}}}}}'
                 continue
             tied = f'"External id":{number},"correlation":{number}'
-            on = f'"device":{timeline.ranks[d]},"{streams[category]}":{lane + 1}'
-            yield f'{{{span},"args":{{{tied},{on},{args}}}}}'
+            stream_args = f'"device":{timeline.ranks[d]},"{streams[category]}":{lane + 1}'
+            yield f'{{{span},"args":{{{tied},{stream_args},{args}}}}}'
             call = _LAUNCHES[category] if devices[d].kind == "gpu" else "launch"
             yield (
-                f'{{"ph":"X","cat":"cuda_runtime","name":"{call}",{who[issuer]},"ts":{call_begin},'
+                f'{{"ph":"X","cat":"cuda_runtime","name":"{call}",{issuer_text[issuer]},"ts":{call_begin},'
                 f'"dur":{call_length},"args":{{{tied},"op":{name}}}}}'
             )
-            flow = f'"cat":"ac2g","name":"ac2g","id":{run * _FLOWS_APART + number}'
-            yield f'{{"ph":"s",{flow},{who[issuer]},"ts":{call_begin}}}'
-            yield f'{{"ph":"f","bp":"e",{flow},{place[lane]},"ts":{begin}}}'
+            flow = f'"cat":"ac2g","name":"ac2g","id":{run * _FLOWS_PER_RUN + number}'
+            yield f'{{"ph":"s",{flow},{issuer_text[issuer]},"ts":{call_begin}}}'
+            yield f'{{"ph":"f","bp":"e",{flow},{lane_text[lane]},"ts":{begin}}}'
 
 
-def _said_of_feeds(rows: Sequence[int]) -> str:
+def _feeds_arg(rows: Sequence[int]) -> str:
     """Return the argument that lists the tasks whose ends a task waited for, by ``External id``."""
     return f',"after":[{",".join(str(row + 1) for row in rows)}]' if rows else ""
 
 
-def _said_of_collectives(job: Job) -> dict[int, str]:
+def _collective_args(job: Job) -> dict[int, str]:
     """Return for each op of a communicator the arguments on its partners; the first name is Kineto's."""
     names = {"communicator": "Process Group Name", "peer": "peer", "group": "group", "pair": "pair"}
     return {
@@ -319,15 +319,15 @@ def _transfer_lines(timeline: Timeline, crossing: IntArray) -> Iterator[str]:
     moved, graph, n = timeline.trace.transfers, timeline.trace.job.graph, len(timeline.trace)
     devices = [_quoted(device.name) for device in timeline.trace.job.machine.devices]
     names = ("tensor", "nbytes", "source", "destination")
-    for which in in_pieces(crossing):
-        rows = timeline.crossing[which]
-        columns = (rows, timeline.crossed[which], *(moved[name][rows] for name in names))
+    for piece in in_pieces(crossing):
+        rows = timeline.crossing[piece]
+        columns = (rows, timeline.crossed[piece], *(moved[name][rows] for name in names))
         start = moved["start_ns"][rows]
         spans = (start, moved["end_ns"][rows] - start)
         after = timeline.feeds.take(n + rows).lists()
-        each = zip(*(column.tolist() for column in columns), *map(_us, spans), after, strict=True)
-        for row, lane, tensor, nbytes, source, destination, begin, length, fed_by in each:
-            name, more = graph.tensor_name(tensor), _said_of_feeds(fed_by)
+        entries = zip(*(column.tolist() for column in columns), *map(_us, spans), after, strict=True)
+        for row, lane, tensor, nbytes, source, destination, begin, length, fed_by in entries:
+            name, more = graph.tensor_name(tensor), _feeds_arg(fed_by)
             if lane == timeline.lane[n + row]:
                 ends = f'"source":{devices[source]},"destination":{devices[destination]}'
                 more = f',"tensor":{_quoted(name)},{ends}{more}'
@@ -344,14 +344,14 @@ def _arrow_lines(timeline: Timeline, run: int, source: IntArray, target: IntArra
     """Yield flows from producers to consumers."""
     start, end = timeline.trace.of_rows("start_ns"), timeline.trace.of_rows("end_ns")
     # Ids of their own, so that they do not join the flows of launches.
-    first = run * _FLOWS_APART + len(timeline.trace) + 1
+    first = run * _FLOWS_PER_RUN + len(timeline.trace) + 1
     # A flow begins in a slice, not behind it.
     leaves, arrives = _us(np.maximum(start[source], end[source] - 1)), _us(start[target])
     lanes = (timeline.lane[rows].tolist() for rows in (source, target))
-    for number, (p, c, begin, until) in enumerate(zip(*lanes, leaves, arrives, strict=True), first):
+    for number, (p, c, begin, arrive) in enumerate(zip(*lanes, leaves, arrives, strict=True), first):
         flow = f'"cat":"data","name":"data","id":{number}'
         yield f'{{"ph":"s",{flow},{timeline.lanes[p]},"ts":{begin}}}'
-        yield f'{{"ph":"f","bp":"e",{flow},{timeline.lanes[c]},"ts":{until}}}'
+        yield f'{{"ph":"f","bp":"e",{flow},{timeline.lanes[c]},"ts":{arrive}}}'
 
 
 def _counter_lines(timeline: Timeline, rank: int | None) -> Iterator[str]:
@@ -361,8 +361,8 @@ def _counter_lines(timeline: Timeline, rank: int | None) -> Iterator[str]:
         head = f'{{"ph":"C","name":{json.dumps(title)},{lane},"ts":'
         tail = f',"args":{{{json.dumps(key)}:'
         for piece in in_pieces(np.arange(len(times))):
-            for at, value in zip(_us(times[piece]), values[piece].tolist(), strict=True):
-                yield f"{head}{at}{tail}{value}}}}}"
+            for time, value in zip(_us(times[piece]), values[piece].tolist(), strict=True):
+                yield f"{head}{time}{tail}{value}}}}}"
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -414,7 +414,7 @@ class Timeline:
 
     def __init__(self, trace: Record, run: int = 0) -> None:
         machine = trace.job.machine
-        self.trace, self.base = trace, run * _APART
+        self.trace, self.base = trace, run * _PROCESSES_PER_RUN
         self.lanes = [
             Lane(self.device(d).pid, lane + 1, f"{'worker' if device.workers else 'stream'} {lane}")
             for d, device in enumerate(machine.devices)
@@ -427,12 +427,12 @@ class Timeline:
             for issuer in machine.issuers()
         ]
         # Tasks that run on no stream have threads of their own after those of their device.
-        alone = np.flatnonzero(trace.alone)
-        tasks, d = trace.tasks, trace.device[alone]
-        depth, threads = levels(tasks["start_ns"][alone], tasks["end_ns"][alone], d, len(machine.devices))
-        here = len(self.lanes) + np.cumsum(threads) - threads
+        rows = np.flatnonzero(trace.alone)
+        tasks, d = trace.tasks, trace.device[rows]
+        depth, threads = levels(tasks["start_ns"][rows], tasks["end_ns"][rows], d, len(machine.devices))
+        first_lane = len(self.lanes) + np.cumsum(threads) - threads
         self.lane = np.concatenate((tasks["stream"], np.full(len(trace.transfers["id"]), UNSET)))
-        self.lane[alone] = here[d] + depth
+        self.lane[rows] = first_lane[d] + depth
         self.lane[: len(trace)][~trace.executed] = UNSET
         self.lanes += [
             Lane(self.device(k).pid, device.lanes + 1 + level, f"async {level}")
@@ -447,8 +447,8 @@ class Timeline:
         self.crossed = len(self.lanes) + (np.cumsum(threads) - threads)[link] + depth
         self.lane[len(trace) + row[::-1]] = self.crossed[::-1]
         links = (
-            each.name if level == 0 else f"{each.name} ({level + 1})"
-            for each, n in zip(machine.links, threads.tolist(), strict=True)
+            channel.name if level == 0 else f"{channel.name} ({level + 1})"
+            for channel, n in zip(machine.links, threads.tolist(), strict=True)
             for level in range(n)
         )
         self.lanes += [Lane(self.base + _LINKS, k, name) for k, name in enumerate(links, 1)]
@@ -464,9 +464,9 @@ class Timeline:
         """Rank of each device: each of `gpus` is one; CPUs are distributed evenly, in order."""
         devices = self.trace.job.machine.devices
         cpus = [d for d, device in enumerate(devices) if device.workers]
-        found = {d: k * len(self.gpus) // len(cpus) for k, d in enumerate(cpus)}
-        found |= {d: rank for rank, d in enumerate(self.gpus)}
-        return [found.get(d, 0) for d in range(len(devices))]
+        ranks = {d: k * len(self.gpus) // len(cpus) for k, d in enumerate(cpus)}
+        ranks |= {d: rank for rank, d in enumerate(self.gpus)}
+        return [ranks.get(d, 0) for d in range(len(devices))]
 
     def rank_of(self, lane: Lane) -> int:
         """Return the rank that shows a lane of a device or, for all links the first, of a link."""
@@ -487,7 +487,7 @@ class Timeline:
             folded = machine.folding
             names[self.device(d).pid] = device.name if folded is None else folded.stands_for(device.name)
         lanes = group_pairs((lane.pid, lane) for lane in (*hosts, *self.lanes))
-        return [(names[pid], of) for pid, of in lanes.items()]
+        return [(names[pid], members) for pid, members in lanes.items()]
 
     def rows_shown(self) -> IntArray:
         """Return the rows of the tasks that ran."""
@@ -509,21 +509,21 @@ class Timeline:
         A transfer over no link is not visible: its consumers waited for its producer.
         """
         producer, consumer = self._edges
-        both = np.unique(consumer * len(self.lane) + producer)
-        consumer, producer = np.divmod(both, max(1, len(self.lane)))
+        pairs = np.unique(consumer * len(self.lane) + producer)
+        consumer, producer = np.divmod(pairs, max(1, len(self.lane)))
         return Csr(np.searchsorted(consumer, np.arange(len(self.lane) + 1)), producer)
 
-    def arrows(self, most: int, shown: BoolArray) -> tuple[IntArray, IntArray]:
+    def arrows(self, limit: int, visible: BoolArray) -> tuple[IntArray, IntArray]:
         """Return the earliest producers and consumers on different lanes, through transfers, by start.
 
-        Only arrows between the lanes in the mask `shown` count.
+        Only arrows between the lanes in the mask `visible` count.
         """
         producer, consumer = self._edges
         source, target = self.lane[producer], self.lane[consumer]
-        apart = np.flatnonzero((source != target) & shown[source] & shown[target])
-        start = self.trace.of_rows("start_ns")[consumer[apart]]
-        apart = apart[np.argsort(start, kind="stable")[:most]]
-        return producer[apart], consumer[apart]
+        crossing = np.flatnonzero((source != target) & visible[source] & visible[target])
+        start = self.trace.of_rows("start_ns")[consumer[crossing]]
+        crossing = crossing[np.argsort(start, kind="stable")[:limit]]
+        return producer[crossing], consumer[crossing]
 
     def counters(self) -> Iterator[Counter]:
         """Yield the bytes in use (if any) and running tasks of every device, then the traffic of links.
@@ -535,9 +535,9 @@ class Timeline:
         for d, (name, use) in enumerate(memory_use(trace, holders=0).items()):
             if use.peak_bytes:
                 yield Counter(self.device(d), "memory", "in use (bytes)", use.times_ns, use.in_use_bytes)
-            here = np.flatnonzero(trace.device == d)
-            start, end = trace.tasks["start_ns"][here], trace.tasks["end_ns"][here]
-            times, running = in_use(start, end, np.ones(len(here), np.int64))
+            rows = np.flatnonzero(trace.device == d)
+            start, end = trace.tasks["start_ns"][rows], trace.tasks["end_ns"][rows]
+            times, running = in_use(start, end, np.ones(len(rows), np.int64))
             moves = np.diff(running, prepend=0) != 0
             if moves.any():
                 yield Counter(self.device(d), "running", f"tasks on {name}", times[moves], running[moves])
@@ -545,14 +545,14 @@ class Timeline:
         first, end = moved.first_ns, moved.end_ns
         rate = (moved.nbytes * (NS_PER_S / np.maximum(end - first, 1))).astype(np.int64)
         bounds = np.searchsorted(moved.link, np.arange(len(machine.links) + 1))
-        for each, a, b in zip(machine.links, bounds, bounds[1:], strict=False):
-            here = a + np.flatnonzero(end[a:b] > first[a:b])
-            if len(here):
-                rates = in_use(first[here], end[here], rate[here])
-                yield Counter(lane, f"{each.name} rate", "bytes/s", *rates)
-                times, n = in_use(moved.start_ns[here], end[here], np.ones(len(here), np.int64))
+        for link, a, b in zip(machine.links, bounds, bounds[1:], strict=False):
+            rows = a + np.flatnonzero(end[a:b] > first[a:b])
+            if len(rows):
+                rates = in_use(first[rows], end[rows], rate[rows])
+                yield Counter(lane, f"{link.name} rate", "bytes/s", *rates)
+                times, n = in_use(moved.start_ns[rows], end[rows], np.ones(len(rows), np.int64))
                 if n.max() > 1:
-                    yield Counter(lane, f"{each.name} at once", "transfers", times, n)
+                    yield Counter(lane, f"{link.name} at once", "transfers", times, n)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -69,10 +69,10 @@ def task_table(trace: Record, *, transfers: bool = False) -> pd.DataFrame:
     """
     import pandas as pd
 
-    def words(code: IntArray, known: Iterable[str]) -> pd.Categorical:
+    def words(code: IntArray, vocabulary: Iterable[str]) -> pd.Categorical:
         """Return codes as words, with -1 as missing; a million rows take a megabyte, not strings."""
-        found: pd.Categorical = pd.Categorical.from_codes(code, list(known))  # type: ignore[call-overload]
-        return found
+        result: pd.Categorical = pd.Categorical.from_codes(code, list(vocabulary))  # type: ignore[call-overload]
+        return result
 
     def whole(values: IntArray) -> pd.arrays.IntegerArray:
         """Return whole numbers, with -1 as missing."""
@@ -114,10 +114,10 @@ def task_table(trace: Record, *, transfers: bool = False) -> pd.DataFrame:
         "wait": words(column(final_waits(trace), 0), WAITS),
     }
     for key in ("operator", "module"):  # of a recording
-        if own := graph.attribute(key):
-            known, code = Codes[str](), np.full(len(graph), UNSET)
-            code[[*own]] = known.of(map(str, own.values()))
-            columns[key] = words(column(code[op]), known)
+        if labels := graph.attribute(key):
+            vocabulary, code = Codes[str](), np.full(len(graph), UNSET)
+            code[[*labels]] = vocabulary.of(map(str, labels.values()))
+            columns[key] = words(column(code[op]), vocabulary)
     if "frame" in tasks:
         columns["frame"] = words(column(tasks["frame"]), trace.frames)
         columns["dead"] = column(tasks["dead"], 0) != 0
@@ -147,14 +147,14 @@ def csv_text(text: object) -> object:
     """
     if not isinstance(text, str):
         return text
-    shown = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-    return f"'{shown}" if _FORMULA.match(shown) else shown
+    escaped = _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return f"'{escaped}" if _FORMULA.match(escaped) else escaped
 
 
 def text_of_csv(text: str) -> str:
     """Return the original of a text written by `csv_text`."""
-    meant = text[1:] if text.startswith("'") and _FORMULA.match(text) else text
-    return re.sub(r"\\u(00[0189][0-9a-f]|007f)", lambda found: chr(int(found[1], 16)), meant)
+    original = text[1:] if text.startswith("'") and _FORMULA.match(text) else text
+    return re.sub(r"\\u(00[0189][0-9a-f]|007f)", lambda match: chr(int(match[1], 16)), original)
 
 
 def json_rows(rows: Iterable[Mapping[Any, Any]]) -> bytes:
@@ -186,13 +186,13 @@ def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
         harmless.to_csv(text, index=False, lineterminator="\n")
         write_bytes(path, text.getvalue().encode())
     elif name.endswith((".json", ".json.gz")):
-        known = table.replace([np.inf, -np.inf], np.nan).notna()  # JSON has no other numbers
-        write_bytes(path, json_rows(table.astype(object).where(known, None).to_dict("records")))
+        finite = table.replace([np.inf, -np.inf], np.nan).notna()  # JSON has no other numbers
+        write_bytes(path, json_rows(table.astype(object).where(finite, None).to_dict("records")))
     elif name.endswith(".parquet"):
         with extra("parquet", "writing Parquet files"):
             import pyarrow  # noqa: F401
-        with atomic_path(path) as beside:
-            table.to_parquet(beside, engine="pyarrow", index=False)
+        with atomic_path(path) as temporary:
+            table.to_parquet(temporary, engine="pyarrow", index=False)
     else:
         raise InputError(f"{path}: a table's name ends in {', '.join(TABLE_ENDINGS)}")
 
@@ -248,11 +248,11 @@ def text_table(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> lis
     >>> text_table([{"device": "gpu0", "busy_ns": 60_000, "at": 3}], ["device", "busy_ns", "step: at"])
     [{'device': 'gpu0', 'busy': '60 us', 'step': '3'}]
     """
-    of: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for column in columns:
         title, _, key = column.rpartition(": ")
-        of[title or re.sub("_(ns|bytes)$", "", key).replace("_", " ")] = key
-    return [{title: number_text(key, row.get(key)) for title, key in of.items()} for row in rows]
+        keys[title or re.sub("_(ns|bytes)$", "", key).replace("_", " ")] = key
+    return [{title: number_text(key, row.get(key)) for title, key in keys.items()} for row in rows]
 
 
 def largest(parts: Mapping[str, int], show: Callable[[int], str] = format_duration, most: int = 2) -> str:
@@ -267,19 +267,19 @@ def summary_lines(trace: Record, summary: Mapping[str, Any]) -> list[str]:
     makespan = f"makespan {format_duration(summary['makespan_ns'])}{_interval(summary)}"
     lines: list[str]
     if aborted := attempt_lines(trace):
-        told = summary["failures"]
-        done, lost = (format_count(told[steps], "step") for steps in ("steps", "steps_lost"))
+        failures = summary["failures"]
+        done, lost = (format_count(failures[steps], "step") for steps in ("steps", "steps_lost"))
         lines = [*aborted, f"{makespan}; {done} done, {lost} lost; {ran}"]
     elif failed := failure_text(trace):
         lines = [failed, f"{makespan}, until all that ran had ended; {ran}"]
     else:
         critical = format_duration(summary["critical_path_ns"])
         lines = [f"{makespan}, {_above_bound(summary)}", f"critical path {critical}; {ran}"]
-    known = {
+    texts = {
         key.rpartition("_")[0].replace("_", " "): number_text(key, summary.get(key)) for key in OBJECTIVES
     }
-    told = [f"{what} {value}" for what, value in known.items() if value]
-    lines += [", ".join(told)] if told else []
+    objectives = [f"{label} {value}" for label, value in texts.items() if value]
+    lines += [", ".join(objectives)] if objectives else []
     if (residue := summary.get("unexplained")) is not None:
         share = f"{percent(residue['share'])} of the makespan"
         lines.append(f"unexplained {format_duration(residue['ns'])}, {share}")
@@ -312,15 +312,15 @@ def device_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     nothing = {0: "not recorded" if summary.get("unexplained") is not None else size(0), None: "not known"}
     rows = []
     for name, use in summary["devices"].items():
-        held, idle = use["peak_memory_bytes"], use["idle_reasons"]
-        if "unused" in idle and not held:
+        peak, idle = use["peak_memory_bytes"], use["idle_reasons"]
+        if "unused" in idle and not peak:
             continue
         row = {"device": name, **{word: format_duration(ns) for word, ns in use["time_ns"].items()}}
         if cores:
             row["cores used"] = f"{percent(use['utilisation'])} of {use['cores']}" if use["cores"] else ""
         row |= {"span": format_duration(use["span_ns"]), "bubble": percent(use["bubble"])}
         waits = {reason: ns for reason, ns in idle.items() if reason not in WORD_OF_REASON}
-        row |= {"peak memory": nothing.get(held) or size(held), "waits for": largest(waits, most=3)}
+        row |= {"peak memory": nothing.get(peak) or size(peak), "waits for": largest(waits, most=3)}
         rows.append(row)
     if len(rows) <= _MOST_DEVICES:
         return rows

@@ -71,12 +71,12 @@ def _names(value: Any) -> list[str]:
     return list(listed)
 
 
-def _by_name(what: str, read: Callable[[Any], int]) -> Callable[[Any], dict[str, int]]:
+def _by_name(subject: str, read: Callable[[Any], int]) -> Callable[[Any], dict[str, int]]:
     """Return the reader of a number for each of several names."""
 
     def by_name(value: Any) -> dict[str, int]:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            raise InputError(f"{value!r} does not say {what}")
+            raise InputError(f"{value!r} does not say {subject}")
         return {name: read(number) for name, number in value.items()}
 
     return by_name
@@ -159,23 +159,23 @@ def convert_attributes(graph: Graph) -> Graph:
     >>> dict(b.build().attributes[0])
     {'granule': 4000, 'colocate': ['b'], 'axis': 1}
     """
-    found: dict[int, Mapping[str, Any]] = {}
-    known: dict[int, Mapping[str, Any]] = {}  # copies of a program share theirs
-    for op, given in graph.attributes.items():
-        if id(given) in known:
-            if known[id(given)] is not given:
-                found[op] = known[id(given)]
+    converted: dict[int, Mapping[str, Any]] = {}
+    by_id: dict[int, Mapping[str, Any]] = {}  # copies of a program share theirs
+    for op, attributes in graph.attributes.items():
+        if id(attributes) in by_id:
+            if by_id[id(attributes)] is not attributes:
+                converted[op] = by_id[id(attributes)]
             continue
-        known[id(given)] = given
+        by_id[id(attributes)] = attributes
         read = {}
-        for name in [name for name in given if name in READERS]:
+        for name in [name for name in attributes if name in READERS]:
             try:
-                value = READERS[name](given[name])
+                value = READERS[name](attributes[name])
             except InputError as error:
                 where = graph.op_names[op]
                 raise GraphError(f"op {where!r}: {name}: {error}").about(where, name) from None
-            if value is not given[name]:
+            if value is not attributes[name]:
                 read[name] = value
         if read:
-            found[op] = known[id(given)] = {**given, **read}
-    return replace(graph, attributes={**graph.attributes, **found}) if found else graph
+            converted[op] = by_id[id(attributes)] = {**attributes, **read}
+    return replace(graph, attributes={**graph.attributes, **converted}) if converted else graph

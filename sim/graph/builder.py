@@ -39,10 +39,10 @@ class _Vocabulary(Codes[str]):
 
     def all(self, words: Sequence[str], codes: IntArray) -> IntArray:
         """Return the codes of ``words[codes[0]], words[codes[1]], ...``; `UNSET` stays."""
-        own = np.full(len(words) + 1, UNSET)  # the last entry is `UNSET`'s
+        mapped = np.full(len(words) + 1, UNSET)  # the last entry is `UNSET`'s
         for code in dict.fromkeys(codes.tolist()):
-            own[code] = UNSET if code == UNSET else self(words[code])
-        return own[codes]
+            mapped[code] = UNSET if code == UNSET else self(words[code])
+        return mapped[codes]
 
 
 class _Refs:
@@ -52,8 +52,8 @@ class _Refs:
     for a name not yet seen, which waits in `later`.
     """
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, noun: str) -> None:
+        self.noun = noun
         self.counts, self.entries, self.distances = array("q"), array("q"), array("q")
         self.later: dict[int, tuple[int, str]] = {}
 
@@ -67,23 +67,23 @@ class _Refs:
         external = indices <= -2
         wrong = indices[(indices >= n) | (indices == UNSET) | (indices < -1 - n_external)]
         if len(wrong):
-            raise GraphError(f"{self.what} {wrong[0]}: nothing has this number")
+            raise GraphError(f"{self.noun} {wrong[0]}: nothing has this number")
         np.subtract(-2, indices, out=indices, where=external)
         np.add(indices, n_external, out=indices, where=~external)
         counts, distances = (np.array(column, dtype=np.int64) for column in (self.counts, self.distances))
         return Csr.of_counts(counts, indices), distances
 
 
-def _whole(name: str, number: Any, what: str, unit: str = "", of: str = "op") -> int:
+def _whole_number(name: str, number: Any, fact: str, unit: str = "", kind: str = "op") -> int:
     """Return a number of an op as an int, `UNSET` for None; raise if it is not whole, or negative."""
     if number is None:
         return UNSET
     try:
-        if (whole := int(number)) == number and 0 <= whole <= LARGEST:
-            return whole
+        if (value := int(number)) == number and 0 <= value <= LARGEST:
+            return value
     except (TypeError, ValueError, OverflowError):
         pass
-    message = f"{of} {name!r} has {what} of {number!r}, which is no whole number{unit} from 0 to 2**63 - 1"
+    message = f"{kind} {name!r} has {fact} of {number!r}, which is no whole number{unit} from 0 to 2**63 - 1"
     raise GraphError(message).about(name)
 
 
@@ -150,7 +150,7 @@ class GraphBuilder:
 
     def _external(self, name: str, nbytes: int, role: int, device: str | None) -> str:
         self._claim(name)
-        size = _whole(name, nbytes, "a size", " of bytes", "tensor")
+        size = _whole_number(name, nbytes, "a size", " of bytes", "tensor")
         self._externals[name] = len(self._external_rows)
         self._external_rows.append((size, role, self._pins(device)))
         return name
@@ -223,17 +223,17 @@ class GraphBuilder:
                 raise GraphError(f"op {name!r}: {mapping!r} should be a mapping").about(name)
         index = len(self._ops)
         many = outputs if isinstance(outputs, Iterable) else (outputs,)
-        sizes = tuple(_whole(name, size, "an output", " of bytes") for size in many)
+        sizes = tuple(_whole_number(name, size, "an output", " of bytes") for size in many)
         row = (
             self._kinds(kind),
             self._dtypes(dtype),
             self._pins(self.device if device is None else device),
-            _whole(name, flops, "flops"),
-            _whole(name, bytes_read, "bytes_read"),
-            _whole(name, bytes_written, "bytes_written"),
-            _whole(name, duration_ns, "a duration", " of ns"),
-            _whole(name, stage, "stage"),
-            _whole(name, micro_batch, "micro_batch"),
+            _whole_number(name, flops, "flops"),
+            _whole_number(name, bytes_read, "bytes_read"),
+            _whole_number(name, bytes_written, "bytes_written"),
+            _whole_number(name, duration_ns, "a duration", " of ns"),
+            _whole_number(name, stage, "stage"),
+            _whole_number(name, micro_batch, "micro_batch"),
             self._phases(phase),
         )
         self._ops[name] = index
@@ -243,7 +243,7 @@ class GraphBuilder:
         self._refer(self._after, index, after, self._ops.get)
         self._first.append(len(self._sizes))
         for device_kind, ns in (duration_by_kind or {}).items():
-            own_ns = _whole(name, ns, f"a duration on {device_kind}", " of ns")
+            own_ns = _whole_number(name, ns, f"a duration on {device_kind}", " of ns")
             self._duration_by_kind.setdefault(device_kind, {})[index] = own_ns
         if attributes:
             self._attributes[index] = dict(attributes)
@@ -343,18 +343,18 @@ class GraphBuilder:
         else:
             self._ops.update(zip(names, range(before, before + n), strict=True))
         if len(self._ops) < before + n or not self._ops.keys().isdisjoint(self._externals):
-            seen = set(itertools.islice(self._ops, before)) | self._externals.keys()
+            used = set(itertools.islice(self._ops, before)) | self._externals.keys()
             for name in names:
-                if name in seen:
+                if name in used:
                     raise GraphError(f"graph {self.name!r}: the name {name!r} is used twice")
-                seen.add(name)
+                used.add(name)
         self._gather()
-        given: tuple[IntArray | int, ...] = (
+        columns: tuple[IntArray | int, ...] = (
             *(self._kinds.all(*kind), UNSET if dtype is None else self._dtypes.all(*dtype)),
             *(self._pins.all(*device), flops, bytes_read, bytes_written),
             *(duration_ns, stage, micro_batch, UNSET if phase is None else self._phases.all(*phase)),
         )
-        self._columns.append([np.broadcast_to(np.asarray(values, np.int64), n) for values in given])
+        self._columns.append([np.broadcast_to(np.asarray(values, np.int64), n) for values in columns])
         self._inputs.extend(inputs, input_distance)
         self._after.extend(after, after_distance)
         for device_kind, times in duration_by_kind.items():
@@ -446,21 +446,21 @@ class GraphBuilder:
             self._rows = array("q")
 
     def _refer(
-        self, refs: _Refs, consumer: int, given: Iterable[Ref], find: Callable[[str], int | None]
+        self, refs: _Refs, consumer: int, references: Iterable[Ref], find: Callable[[str], int | None]
     ) -> None:
         before = len(refs.entries)
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise self._wrong(consumer, f"{given!r} should stand in a list: [{given!r}]")
-        for ref in given:
+        if isinstance(references, str) or not isinstance(references, Iterable):
+            raise self._wrong(consumer, f"{references!r} should stand in a list: [{references!r}]")
+        for ref in references:
             try:
                 name, distance = (ref, 0) if isinstance(ref, str | int | np.integer) else ref
                 entry = find(name) if isinstance(name, str) else operator.index(name)
-                whole = 0 <= operator.index(distance) <= LARGEST
+                valid = 0 <= operator.index(distance) <= LARGEST
             except (TypeError, ValueError):
-                whole = False
-            if not whole:
-                what = "a name, or a name and a distance, a whole number from 0 on"
-                raise self._wrong(consumer, f"{refs.what} {ref!r} should be {what}")
+                valid = False
+            if not valid:
+                expected = "a name, or a name and a distance, a whole number from 0 on"
+                raise self._wrong(consumer, f"{refs.noun} {ref!r} should be {expected}")
             if entry is None:
                 refs.later[len(refs.entries)] = (consumer, str(name))
             refs.entries.append(UNSET if entry is None else entry)
@@ -472,8 +472,8 @@ class GraphBuilder:
         for position, (consumer, name) in refs.later.items():
             entry = find(name)
             if entry is None:
-                key = "inputs" if refs.what == "input" else "after"
-                error = GraphError(self._unknown(consumer, name, refs.what))
+                key = "inputs" if refs.noun == "input" else "after"
+                error = GraphError(self._unknown(consumer, name, refs.noun))
                 raise error.about(self._name(consumer), key, name)
             refs.entries[position] = entry
         refs.later.clear()
@@ -491,18 +491,18 @@ class GraphBuilder:
             return None
         return self._first[op] + k
 
-    def _unknown(self, consumer: int, name: str, what: str) -> str:
-        here = f"graph {self.name!r}: op {self._name(consumer)!r}"
+    def _unknown(self, consumer: int, name: str, noun: str) -> str:
+        subject = f"graph {self.name!r}: op {self._name(consumer)!r}"
         base, _ = split_output(name) or (name, 0)
-        if what == "input" and base in self._ops:
+        if noun == "input" and base in self._ops:
             op = self._ops[base]
             count = self._first[op + 1] - self._first[op]
-            return f"{here} reads {name!r}, but {base!r} has {count} output(s)"
-        known = [*self._ops, *self._externals] if what == "input" else self._ops
-        return f"{here} has an unknown {what} {name!r}{hint(name, known)}"
+            return f"{subject} reads {name!r}, but {base!r} has {count} output(s)"
+        known = [*self._ops, *self._externals] if noun == "input" else self._ops
+        return f"{subject} has an unknown {noun} {name!r}{hint(name, known)}"
 
-    def _wrong(self, op: int, what: str) -> GraphError:
-        return GraphError(f"op {self._name(op)!r}: {what}").about(self._name(op))
+    def _wrong(self, op: int, problem: str) -> GraphError:
+        return GraphError(f"op {self._name(op)!r}: {problem}").about(self._name(op))
 
     def _name(self, op: int) -> str:
         return list(self._ops)[op]

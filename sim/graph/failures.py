@@ -70,8 +70,8 @@ class Failures:
     @classmethod
     def of(cls, graph: Graph, iterations: int, seed: int) -> Failures | None:
         """Return the failures of a graph; None if nothing ever fails."""
-        found = cls(graph, iterations, seed)
-        return found if any(found._when.values()) else None
+        failures = cls(graph, iterations, seed)
+        return failures if any(failures._when.values()) else None
 
     def fails(self, op: int, iteration: int, frame: str = "") -> bool:
         """Whether an op fails in a step and an iteration of its loops (``outer:2/inner:0``)."""

@@ -72,32 +72,32 @@ def frame_structure(graph: Graph) -> FrameStructure:
         frame_of[op] = 0
     while queue:
         op = queue.popleft()
-        inside = frame_of[op]
+        frame = frame_of[op]
         if kind[op] == "enter":
-            given = graph.attributes.get(op, {})
-            name: str = given.get("frame", "")
+            attributes = graph.attributes.get(op, {})
+            name: str = attributes.get("frame", "")
             if not name:
                 raise graph.fault(op, "names no frame: give it attributes: {frame: NAME}")
-            if (inside, name) not in by_name:
-                by_name[inside, name] = len(parent)
-                parent.append(inside)
+            if (frame, name) not in by_name:
+                by_name[frame, name] = len(parent)
+                parent.append(frame)
                 names.append(name)
-                parallel.append(given.get("parallel_iterations", DEFAULT_PARALLEL_ITERATIONS))
-            inside = child_of[op] = by_name[inside, name]
+                parallel.append(attributes.get("parallel_iterations", DEFAULT_PARALLEL_ITERATIONS))
+            frame = child_of[op] = by_name[frame, name]
         elif kind[op] in ("exit", "next_iteration"):
-            if inside == 0:
+            if frame == 0:
                 raise graph.fault(op, "is in no loop: no enter leads to it")
             if kind[op] == "exit":
-                inside = parent[inside]
+                frame = parent[frame]
         for s in succ[op]:
             if frame_of[s] == -1:
-                frame_of[s], came_from[s] = inside, op
+                frame_of[s], came_from[s] = frame, op
                 queue.append(s)
-            elif frame_of[s] != inside:
+            elif frame_of[s] != frame:
                 raise graph.fault(
                     s,
                     f"reads from two frames: {_frame_name(names, frame_of[s])} through "
-                    f"{graph.op_names[came_from[s]]!r} and {_frame_name(names, inside)} through "
+                    f"{graph.op_names[came_from[s]]!r} and {_frame_name(names, frame)} through "
                     f"{graph.op_names[op]!r}; bring values into a loop with enter and out with exit",
                 )
     predicate = {op: predicate_of(graph, op) for op in range(n) if kind[op] == "switch"}
@@ -128,7 +128,7 @@ def _check_distances(graph: Graph, kind: list[str]) -> None:
 
 
 def _check_kinds(graph: Graph, kind: list[str], structure: FrameStructure) -> None:
-    there = set(zip(kind, structure.frame_of, strict=True))
+    present = set(zip(kind, structure.frame_of, strict=True))
     for op, k in enumerate(kind):
         if k == "merge" and len(graph.inputs.row(op)) < 2:
             raise graph.fault(op, "has fewer than two data inputs")
@@ -136,9 +136,9 @@ def _check_kinds(graph: Graph, kind: list[str], structure: FrameStructure) -> No
             raise graph.fault(op, "can never run: nothing without inputs leads to it")
     for enter, frame in structure.child_of.items():
         loop, name = structure.name[frame], graph.op_names[enter]
-        if ("loop_cond", frame) not in there and ("next_iteration", frame) in there:
+        if ("loop_cond", frame) not in present and ("next_iteration", frame) in present:
             raise GraphError(f"loop {loop!r} has no loop_cond: it would never end").about(name)
-        if ("exit", frame) not in there:
+        if ("exit", frame) not in present:
             raise GraphError(f"loop {loop!r} is entered and has no exit").about(name)
     _check_merges(graph, kind)
 

@@ -33,7 +33,7 @@ from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, freeze, frozen_prop
 from sim.base.errors import GraphError, UnknownNameError
 from sim.base.units import format_bytes, format_count, format_duration, format_flops
 from sim.graph.walks import Dag, Edges, a_cycle, least_index_first
-from sim.notebook import card, columns_that_speak
+from sim.notebook import card, filled_columns
 
 _DIGITS: Final = 20
 """Output numbers have fewer digits than this."""
@@ -161,8 +161,8 @@ class Graph:
         """Make everything read-only: later runs share it."""
         freeze(*vars(self).values(), *self.duration_by_kind.values())
         if not isinstance(self.attributes, MappingProxyType):  # those of another graph are read-only
-            own = {id(given): _read_only(given) for given in self.attributes.values()}
-            attributes = _read_only({op: own[id(given)] for op, given in self.attributes.items()})
+            frozen = {id(mapping): _read_only(mapping) for mapping in self.attributes.values()}
+            attributes = _read_only({op: frozen[id(mapping)] for op, mapping in self.attributes.items()})
             object.__setattr__(self, "attributes", attributes)
         for names in ("op_names", "external_names"):
             object.__setattr__(self, names, tuple(getattr(self, names)))
@@ -178,7 +178,7 @@ class Graph:
     @property
     def _sizes(self) -> str:
         counts = {"op": len(self), "tensor": self.n_tensors, "edge": self.n_edges}
-        return ", ".join(format_count(n, what) for what, n in counts.items())
+        return ", ".join(format_count(n, noun) for noun, n in counts.items())
 
     def _repr_html_(self) -> str:
         """Return the notebook display: sizes, and the ops of each kind, the most frequent first."""
@@ -187,19 +187,19 @@ class Graph:
 
         def of_kind(code: int) -> dict[str, str]:
             ops = self.kind_code == code
-            flops, made, ns = (int(of[ops].clip(0).sum()) for of in (self.flops, nbytes, self.duration_ns))
+            flops, size, ns = (int(col[ops].clip(0).sum()) for col in (self.flops, nbytes, self.duration_ns))
             return {
                 "kind": self.kinds[code],
                 "ops": f"{ops.sum():,}",
                 "flops": format_flops(flops) if flops else "",
-                "outputs": format_bytes(made) if made else "",
+                "outputs": format_bytes(size) if size else "",
                 "duration": format_duration(ns) if ns else "",
             }
 
         count = np.bincount(self.kind_code, minlength=len(self.kinds))
         rows = [of_kind(code) for code in np.argsort(-count, kind="stable").tolist() if count[code]]
-        held = f", {format_bytes(parameters)} of parameters" if parameters else ""
-        return card(f"Graph {self.name}", [self._sizes + held], columns_that_speak(rows))
+        suffix = f", {format_bytes(parameters)} of parameters" if parameters else ""
+        return card(f"Graph {self.name}", [self._sizes + suffix], filled_columns(rows))
 
     @property
     def n_tensors(self) -> int:
@@ -243,8 +243,8 @@ class Graph:
         """Return each op's explicit duration on a device: by its name, else its kind, else any; -1: none."""
         ns = self.duration_ns
         for word in (kind, name):
-            if (own := self.duration_by_kind.get(word)) is not None:
-                ns = np.where(own == UNSET, ns, own)
+            if (specific := self.duration_by_kind.get(word)) is not None:
+                ns = np.where(specific == UNSET, ns, specific)
         return ns
 
     def longest_ns(self) -> IntArray:
@@ -265,8 +265,8 @@ class Graph:
 
     def tensor_names(self) -> list[str]:
         """Return the `tensor_name` of each tensor: inputs first, then the outputs of each op."""
-        made = zip(self.op_names, self.outputs.counts().tolist(), strict=True)
-        return [*self.external_names, *(output_name(op, k) for op, count in made for k in range(count))]
+        outputs = zip(self.op_names, self.outputs.counts().tolist(), strict=True)
+        return [*self.external_names, *(output_name(op, k) for op, count in outputs for k in range(count))]
 
     @frozen_property
     def first_output(self) -> IntArray:
@@ -291,15 +291,15 @@ class Graph:
         """
         if name not in self._attribute_names:
             return {}
-        if name not in self._asked:
-            found = ((op, given[name]) for op, given in self.attributes.items() if name in given)
-            self._asked[name] = MappingProxyType(dict(sorted(found, key=itemgetter(0))))
-        return self._asked[name]
+        if name not in self._attribute_cache:
+            values = ((op, attrs[name]) for op, attrs in self.attributes.items() if name in attrs)
+            self._attribute_cache[name] = MappingProxyType(dict(sorted(values, key=itemgetter(0))))
+        return self._attribute_cache[name]
 
     @cached_property
     def _attribute_names(self) -> set[str]:
         """The names of all attributes in use; ops may share their mapping."""
-        return set().union(*{id(given): given for given in self.attributes.values()}.values())
+        return set().union(*{id(mapping): mapping for mapping in self.attributes.values()}.values())
 
     def column(self, name: str, otherwise: Any = 0) -> npt.NDArray[Any]:
         """Return a numeric attribute as one value per op, with `otherwise` for ops that lack it.
@@ -318,12 +318,12 @@ class Graph:
         >>> b.build().column("cores", 1).tolist()
         [1, 2]
         """
-        column, given = np.array(np.broadcast_to(otherwise, len(self))), self.attribute(name)
-        column[[*given]] = [*given.values()]
+        column, values = np.array(np.broadcast_to(otherwise, len(self))), self.attribute(name)
+        column[[*values]] = [*values.values()]
         return column
 
     @cached_property
-    def _asked(self) -> dict[str, Mapping[int, Any]]:
+    def _attribute_cache(self) -> dict[str, Mapping[int, Any]]:
         """Cache of the attributes already requested, by name."""
         return {}
 
@@ -423,8 +423,8 @@ def longest_path_ns(graph: Graph, duration_ns: Sequence[int] | IntArray) -> IntA
     """
     edges = graph.edges.within_iteration()
     succ = Csr.group(edges.producer, edges.consumer, len(graph)).lists()
-    own = np.asarray(duration_ns).tolist()
-    level = [0] * len(own)
+    durations = np.asarray(duration_ns).tolist()
+    level = [0] * len(durations)
     for op in reversed(graph.topological_order.tolist()):
-        level[op] = own[op] + max([level[s] for s in succ[op]], default=0)
+        level[op] = durations[op] + max([level[s] for s in succ[op]], default=0)
     return np.array(level, dtype=np.int64)

@@ -39,8 +39,8 @@ class RendezvousKeys(NamedTuple):
     @property
     def unsure(self) -> frozenset[int]:
         """The Sends whose key has fewer Recvs than Sends: some of their tensors never travel."""
-        sent, asked = Counter(self.sends.values()), Counter(self.recvs.values())
-        return frozenset(op for op, key in self.sends.items() if sent[key] > asked[key])
+        sent, received = Counter(self.sends.values()), Counter(self.recvs.values())
+        return frozenset(op for op, key in self.sends.items() if sent[key] > received[key])
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -79,14 +79,14 @@ def rendezvous_keys(graph: Graph) -> RendezvousKeys:
         for producer in graph.tensor_producer[graph.inputs.row(op)].tolist():
             if sends.get(producer) == recvs.get(op):
                 del sends[producer], recvs[op]
-    wanted = frozenset(recvs.values())
-    known = frozenset(sends.values())
+    requested = frozenset(recvs.values())
+    offered = frozenset(sends.values())
     for op, key in recvs.items():
-        if key not in known:
-            close = nearest(key, known)
-            meant = f"; did you mean {close!r}?" if close else ""
-            raise graph.fault(op, f"has the key {key!r}, and no send has it{meant}", "key")
-    sends = {op: key for op, key in sends.items() if key in wanted}
+        if key not in offered:
+            close = nearest(key, offered)
+            suggestion = f"; did you mean {close!r}?" if close else ""
+            raise graph.fault(op, f"has the key {key!r}, and no send has it{suggestion}", "key")
+    sends = {op: key for op, key in sends.items() if key in requested}
     producer, reader = graph.tensor_producer[graph.inputs.indices], graph.inputs.rows()
     for k in np.flatnonzero(np.isin(producer, list(sends))).tolist():
         send = int(producer[k])
@@ -119,7 +119,7 @@ def program_edges(graph: Graph) -> Edges:
     send, recv = np.array(pairs).T
     zero = np.zeros_like(send)
     more = zip(graph.edges, (send, recv, zero, zero - 1), strict=True)
-    edges = Edges(*(np.concatenate(both) for both in more))
+    edges = Edges(*(np.concatenate(columns) for columns in more))
     return graph.edges if least_index_first(edges, len(graph)) is None else edges
 
 

@@ -49,14 +49,14 @@ def launches_nothing(graph: Graph, ns: IntArray) -> BoolArray:
 
 def reads_from(graph: Graph, *kinds: str) -> BoolArray:
     """Return a mask of the ops that read the output of an op of these kinds, directly or through views."""
-    wrote, views = graph.is_kind(*kinds), graph.is_kind(*VIEWS)
+    writers, views = graph.is_kind(*kinds), graph.is_kind(*VIEWS)
     producer, consumer = graph.tensor_producer[graph.inputs.indices], graph.inputs.rows()
     while True:
-        found = np.zeros(len(graph), np.bool_)
-        found[consumer[(producer != UNSET) & wrote[producer]]] = True
-        if not (views & found & ~wrote).any():
-            return found
-        wrote = wrote | (views & found)
+        readers = np.zeros(len(graph), np.bool_)
+        readers[consumer[(producer != UNSET) & writers[producer]]] = True
+        if not (views & readers & ~writers).any():
+            return readers
+        writers = writers | (views & readers)
 
 
 def storage_of(graph: Graph) -> IntArray:
@@ -131,15 +131,15 @@ def forwarded_inputs(graph: Graph) -> Mapping[int, tuple[int, list[int]]]:
 
     Views (`sim.graph.views`) are included.
     """
-    own = forwarding(graph)
+    is_forwarded = forwarding(graph)
     shared = storage_of(graph)
-    found: dict[int, tuple[int, list[int]]] = {}
-    for tensor in np.flatnonzero(own | (shared != UNSET)).tolist():
+    forwarded: dict[int, tuple[int, list[int]]] = {}
+    for tensor in np.flatnonzero(is_forwarded | (shared != UNSET)).tolist():
         op = int(graph.tensor_producer[tensor])
         first = ANY if graph.kind(op) == "merge" else int(graph.inputs.row(op)[0])
-        passed_on = first if own[tensor] else int(shared[tensor])
-        found.setdefault(op, (passed_on, []))[1].append(tensor - int(graph.first_output[op]))
-    return found
+        passed_on = first if is_forwarded[tensor] else int(shared[tensor])
+        forwarded.setdefault(op, (passed_on, []))[1].append(tensor - int(graph.first_output[op]))
+    return forwarded
 
 
 def forwarded_nbytes(
@@ -171,12 +171,12 @@ def forwarded_nbytes(
         return nbytes
     pairs: list[tuple[int, int]] = []  # a tensor, and one that it becomes
     for op in np.flatnonzero(np.isin(kind_code, control)).tolist():
-        kind, given, made = kinds[kind_code[op]], inputs.row(op), outputs.row(op)
-        for tensor in (made if kind == "switch" else made[:1]).tolist():
+        kind, read, written = kinds[kind_code[op]], inputs.row(op), outputs.row(op)
+        for tensor in (written if kind == "switch" else written[:1]).tolist():
             if not nbytes[tensor]:
-                pairs += [(source, tensor) for source in (given if kind == "merge" else given[:1]).tolist()]
+                pairs += [(source, tensor) for source in (read if kind == "merge" else read[:1]).tolist()]
     source, becomes = np.array(pairs, np.int64).reshape(-1, 2).T
-    found = nbytes.copy()
-    while (found[becomes] < found[source]).any():
-        np.maximum.at(found, becomes, found[source])
-    return found
+    sizes = nbytes.copy()
+    while (sizes[becomes] < sizes[source]).any():
+        np.maximum.at(sizes, becomes, sizes[source])
+    return sizes

@@ -26,8 +26,8 @@ class Edges(NamedTuple):
 
     def within_iteration(self) -> Edges:
         """Return the edges of distance 0."""
-        now = self.distance == 0
-        return Edges(*(column[now] for column in self))
+        same_iteration = self.distance == 0
+        return Edges(*(column[same_iteration] for column in self))
 
 
 class Dag(NamedTuple):

@@ -98,7 +98,7 @@ def check(trace: Record) -> None:
     sim.base.errors.InvariantError: op 'a' took 11 ns on gpu0, where it takes 10
     """
     if trace.attempts:
-        failures.whole_of_attempts(trace, check)
+        failures.check_attempts(trace, check)
         return
     columns = Columns(trace)
     for invariant in _IN_ORDER:

@@ -95,8 +95,8 @@ class Columns:
 
     def task(self, row: int) -> str:
         """Return ``op 'a'``, with the iteration if there are several."""
-        which = f" (iteration {self.iteration[row]})" if self.iterations > 1 else ""
-        return f"op {self.graph.op_names[self.op[row]]!r}{which}"
+        suffix = f" (iteration {self.iteration[row]})" if self.iterations > 1 else ""
+        return f"op {self.graph.op_names[self.op[row]]!r}{suffix}"
 
     def task_of(self, k: int) -> str:
         """Return ``op 'a' of iteration 0`` for the task ``iteration * n + op``, which may not have run."""
@@ -117,9 +117,9 @@ class Columns:
 
     def transfer(self, row: int) -> str:
         """Return ``the transfer of 'a' to gpu1``."""
-        which = f" (iteration {self.moved['iteration'][row]})" if self.iterations > 1 else ""
+        suffix = f" (iteration {self.moved['iteration'][row]})" if self.iterations > 1 else ""
         name = self.graph.tensor_name(int(self.moved["tensor"][row]))
-        return f"the transfer of {name!r}{which} to {self.device_name(self.moved['destination'][row])}"
+        return f"the transfer of {name!r}{suffix} to {self.device_name(self.moved['destination'][row])}"
 
     def device_name(self, device: int) -> str:
         """Return the name of a device."""
@@ -144,5 +144,5 @@ def refuse(bad: BoolArray, tell: Callable[[int], str]) -> None:
 def neighbours(order: IntArray, key: IntArray) -> tuple[IntArray, IntArray]:
     """Return (one, next) for rows that are adjacent in `order` and have the same `key`."""
     one, following = order[:-1], order[1:]
-    same = key[one] == key[following]
-    return one[same], following[same]
+    equal = key[one] == key[following]
+    return one[equal], following[equal]

@@ -35,9 +35,9 @@ def _home(c: Columns) -> IntArray:
     graph = c.graph
     home = np.where(graph.tensor_producer == UNSET, UNSET, c.job.device_of[graph.tensor_producer])
     for code, pin in enumerate(graph.pins):
-        here = (graph.tensor_pin == code) & (graph.tensor_role == Role.INPUT)
-        if here.any():
-            home[here] = c.machine.device_index(pin)
+        pinned = (graph.tensor_pin == code) & (graph.tensor_role == Role.INPUT)
+        if pinned.any():
+            home[pinned] = c.machine.device_index(pin)
     return home
 
 
@@ -64,12 +64,12 @@ def moved_keys(c: Columns) -> IntArray:
 def _transfer_of(c: Columns, tensor: IntArray, reader: IntArray, iteration: IntArray) -> IntArray:
     """Return the row of the transfer of each tensor, made in an iteration, to its reader; or -1."""
     moved = moved_keys(c)
-    wanted = transfer_key(c, tensor, c.job.device_of[reader], iteration)
+    key = transfer_key(c, tensor, c.job.device_of[reader], iteration)
     if not len(moved):
-        return np.full(len(wanted), UNSET)
+        return np.full(len(key), UNSET)
     by_key = np.argsort(moved, kind="stable")
-    found = by_key[np.minimum(np.searchsorted(moved[by_key], wanted), len(moved) - 1)]
-    return np.where(moved[found] == wanted, found, UNSET)
+    row = by_key[np.minimum(np.searchsorted(moved[by_key], key), len(moved) - 1)]
+    return np.where(moved[row] == key, row, UNSET)
 
 
 def needed_transfers(c: Columns) -> IntArray:
@@ -82,8 +82,8 @@ def needed_transfers(c: Columns) -> IntArray:
 
 def transfer_of_key(c: Columns, key: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Return the iteration, tensor and destination of keys."""
-    iteration, rest = np.divmod(key, c.graph.n_tensors * len(c.machine.devices))
-    tensor, device = np.divmod(rest, len(c.machine.devices))
+    iteration, remainder = np.divmod(key, c.graph.n_tensors * len(c.machine.devices))
+    tensor, device = np.divmod(remainder, len(c.machine.devices))
     return iteration, tensor, device
 
 
@@ -122,12 +122,12 @@ def transfers_as_long_as_links_allow(c: Columns) -> None:
     refuse(wrong, lambda r: f"{c.transfer(r)} comes from the wrong device or has the wrong size")
     late = (m["ready_ns"] < 0) | (m["start_ns"] < m["ready_ns"])
     refuse(late, lambda r: f"{c.transfer(r)} started at {m['start_ns'][r]} ns, before it was ready")
-    least = travel_ns(c.machine, m["source"], m["destination"], m["tensor"], m["nbytes"])
+    bound = travel_ns(c.machine, m["source"], m["destination"], m["tensor"], m["nbytes"])
     took = m["end_ns"] - m["start_ns"]
     dead = (took == 0) & (not c.static)  # a branch not taken sends tensors without weight
     refuse(
-        (took < least) & ~dead,
-        lambda r: f"{c.transfer(r)} took {took[r]} ns; latency and bandwidth allow no less than {least[r]}",
+        (took < bound) & ~dead,
+        lambda r: f"{c.transfer(r)} took {took[r]} ns; latency and bandwidth allow no less than {bound[r]}",
     )
 
 
@@ -136,13 +136,13 @@ def transfers_have_data(c: Columns) -> None:
     if not c.static:
         return
     producer = c.graph.tensor_producer[c.moved["tensor"]]
-    made = np.flatnonzero(producer != UNSET)
-    row = c.done_row_of[c.moved["iteration"][made] * c.n + producer[made]]
-    refuse(row == UNSET, lambda k: f"{c.transfer(made[k])} happened, and its tensor was never made")
-    begun = c.moved["start_ns"][made]
+    produced = np.flatnonzero(producer != UNSET)
+    row = c.done_row_of[c.moved["iteration"][produced] * c.n + producer[produced]]
+    refuse(row == UNSET, lambda k: f"{c.transfer(produced[k])} happened, and its tensor was never made")
+    begun = c.moved["start_ns"][produced]
     refuse(
         begun < c.end[row],
-        lambda k: f"{c.transfer(made[k])} started at {begun[k]} ns, before {c.tell_end(row[k])}",
+        lambda k: f"{c.transfer(produced[k])} started at {begun[k]} ns, before {c.tell_end(row[k])}",
     )
 
 
@@ -163,16 +163,16 @@ def suppliers(c: Columns, reads: _Reads) -> tuple[IntArray, IntArray]:
     iteration = np.repeat(np.arange(c.iterations), len(reads.tensor))
     made_at, producer = iteration - distance, c.graph.tensor_producer[tensor]
     supplier = np.full(len(edge), UNSET)
-    here = (made_at >= 0) & ~crosses & (producer != UNSET)
-    made = c.done_row_of[made_at[here] * c.n + producer[here]]
-    supplier[here] = np.where(made == UNSET, NEVER, made)
+    local = (made_at >= 0) & ~crosses & (producer != UNSET)
+    producer_row = c.done_row_of[made_at[local] * c.n + producer[local]]
+    supplier[local] = np.where(producer_row == UNSET, NEVER, producer_row)
     sent = (made_at >= 0) & crosses
     transfer = _transfer_of(c, tensor[sent], reader[sent], made_at[sent])
     supplier[sent] = np.where(transfer == UNSET, NEVER, len(c.op) + transfer)
     return iteration * c.n + reader, supplier
 
 
-def _of_those_that_ran(c: Columns, reads: _Reads) -> tuple[IntArray, IntArray]:
+def _reads_that_ran(c: Columns, reads: _Reads) -> tuple[IntArray, IntArray]:
     """Return the same for the readers that ran, as rows."""
     reader, supplier = suppliers(c, reads)
     row = c.row_of[reader]
@@ -208,7 +208,7 @@ def inputs_are_there(c: Columns) -> None:
     """No strict op starts before its inputs are made and, if from another device, have arrived."""
     if c.static:
         reads = reads_of(c)
-        reader, supplier = _of_those_that_ran(c, reads.where(~c.non_strict[reads.reader]))
+        reader, supplier = _reads_that_ran(c, reads.where(~c.non_strict[reads.reader]))
         refuse(
             supplier == NEVER,
             lambda k: f"{c.tell_start(reader[k])}, and something that it reads was never made, or sent",
@@ -221,10 +221,10 @@ def first_input_is_there(c: Columns) -> None:
     if not c.static or not c.non_strict.any():
         return
     reads = reads_of(c)
-    reader, supplier = _of_those_that_ran(c, reads.where(c.non_strict[reads.reader]))
-    there = np.where(supplier == UNSET, 0, c.row_end[supplier])
-    there[supplier == NEVER] = c.trace.makespan_ns + 1
-    first = least_by(reader, there, len(c.op), c.trace.makespan_ns + 1)
+    reader, supplier = _reads_that_ran(c, reads.where(c.non_strict[reads.reader]))
+    arrival_ns = np.where(supplier == UNSET, 0, c.row_end[supplier])
+    arrival_ns[supplier == NEVER] = c.trace.makespan_ns + 1
+    first = least_by(reader, arrival_ns, len(c.op), c.trace.makespan_ns + 1)
     refuse(
         c.start[reader] < first[reader],
         lambda k: (

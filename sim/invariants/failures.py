@@ -67,12 +67,12 @@ def decided_before(c: Columns) -> None:
 def stopped_take_nothing(c: Columns) -> None:
     """Stopped issuers take nothing more; launches that may have been parked are not checked."""
     launched = c.live & ~c.by_worker
-    taken = np.where(launched, c.issue - c.cost, c.issue)
+    begin = np.where(launched, c.issue - c.cost, c.issue)
     since = _stopped_since(c)[c.job.group_of[c.op]]
     parks = np.array([device.queue_depth is not None for device in c.machine.devices])[c.device] & launched
     refuse(
-        ~parks & (taken > since),
-        lambda r: f"{c.issuer_name(r)} took {c.task(r)} at {taken[r]} ns, and has stopped at {since[r]} ns",
+        ~parks & (begin > since),
+        lambda r: f"{c.issuer_name(r)} took {c.task(r)} at {begin[r]} ns, and has stopped at {since[r]} ns",
     )
 
 
@@ -80,9 +80,9 @@ def aborted_steps_send_nothing(c: Columns) -> None:
     """In an aborted step no transfer begins, and no Recv gets its tensor."""
     moved, since = c.moved, _aborted_since(c)
     made_by = c.graph.tensor_producer[moved["tensor"]]
-    own = np.flatnonzero(made_by != UNSET)
-    late = moved["ready_ns"][own] > since[_step_of(c, made_by[own], moved["iteration"][own])]
-    refuse(late, lambda k: f"{c.transfer(own[k])} was ready when its step had been aborted")
+    produced = np.flatnonzero(made_by != UNSET)
+    late = moved["ready_ns"][produced] > since[_step_of(c, made_by[produced], moved["iteration"][produced])]
+    refuse(late, lambda k: f"{c.transfer(produced[k])} was ready when its step had been aborted")
     source, recv = c.trace.met_rows.T
     by_op = source < len(c.op)
     source, recv = source[by_op], recv[by_op]
@@ -98,9 +98,9 @@ def calls_in_turn(c: Columns) -> None:
     if not c.trace.in_turn:
         return
     step = _step_of(c, c.op, c.iteration)
-    over = np.zeros((_sessions(c).max(initial=-1) + 1, c.iterations), np.int64)
-    np.maximum.at(over.ravel(), step, np.where(c.trace.status == FAILED, c.trace.makespan_ns + 1, c.end))
-    before = np.maximum.accumulate(np.pad(over, ((0, 0), (1, 0))), axis=1)[:, :-1].ravel()
+    end_ns = np.zeros((_sessions(c).max(initial=-1) + 1, c.iterations), np.int64)
+    np.maximum.at(end_ns.ravel(), step, np.where(c.trace.status == FAILED, c.trace.makespan_ns + 1, c.end))
+    before = np.maximum.accumulate(np.pad(end_ns, ((0, 0), (1, 0))), axis=1)[:, :-1].ravel()
     refuse(
         c.ready < before[step],
         lambda r: f"{c.task(r)} was ready at {c.ready[r]} ns, before the call before its own was over",
@@ -128,19 +128,19 @@ def queued_work_runs(c: Columns) -> None:
             excused[places] |= np.cumsum((missing & excused)[places]) > 0
     refuse(missing & ~excused, lambda k: f"{c.task_of(k)} never ran, and nothing kept it from running")
     key = needed_transfers(c)
-    iteration, tensor, to = transfer_of_key(c, key)
+    iteration, tensor, destination = transfer_of_key(c, key)
     producer = c.graph.tensor_producer[tensor]
-    made = np.where(producer == UNSET, UNSET, c.done_row_of[iteration * c.n + producer])
-    made_ns = np.where(made == UNSET, 0, c.end[made])
-    late = (made != UNSET) & (made_ns >= _aborted_since(c)[_step_of(c, producer, iteration)])
-    home = np.where(producer == UNSET, to, c.job.device_of[producer])
-    copier = host_groups(c.job, tensor, home, to)
+    producer_row = np.where(producer == UNSET, UNSET, c.done_row_of[iteration * c.n + producer])
+    made_ns = np.where(producer_row == UNSET, 0, c.end[producer_row])
+    late = (producer_row != UNSET) & (made_ns >= _aborted_since(c)[_step_of(c, producer, iteration)])
+    home = np.where(producer == UNSET, destination, c.job.device_of[producer])
+    copier = host_groups(c.job, tensor, home, destination)
     no_host = (copier != UNSET) & stopped[copier]
     reads = reads_of(c)
     reads = reads.where(reads.crosses)
-    at, read = np.nonzero(~not_begun[:, reads.reader])
-    wanted = transfer_key(c, reads.tensor[read], c.job.device_of[reads.reader[read]], at)
-    gone = np.where(producer == UNSET, ~np.isin(key, wanted), made == UNSET)
+    step, read = np.nonzero(~not_begun[:, reads.reader])
+    needed = transfer_key(c, reads.tensor[read], c.job.device_of[reads.reader[read]], step)
+    gone = np.where(producer == UNSET, ~np.isin(key, needed), producer_row == UNSET)
     excused = np.isin(key, moved_keys(c)) | gone | late | no_host
     refuse(~excused, lambda k: never_sent(c, int(key[k])))
 
@@ -183,29 +183,29 @@ def _aborted_since(c: Columns) -> IntArray:
 
 def _stopped_since(c: Columns) -> IntArray:
     """Return when each group of issuers stopped; a time after the end: never."""
-    n_groups, how = c.job.n_groups, c.trace.on_failure
-    if how == "stop-machine":
+    n_groups, reaction = c.job.n_groups, c.trace.on_failure
+    if reaction == "stop-machine":
         process = np.zeros(c.n, np.int64) if c.job.process_of is None else c.job.process_of
         stopped = _first_failure(c, process[c.op], c.n, True)[process]
         return least_by(c.job.group_of, stopped, n_groups, c.trace.makespan_ns + 1)
-    return _first_failure(c, c.job.group_of[c.op], n_groups, how == "stop-group")
+    return _first_failure(c, c.job.group_of[c.op], n_groups, reaction == "stop-group")
 
 
-def _first_failure(c: Columns, of: IntArray, n: int, counts: bool) -> IntArray:
+def _first_failure(c: Columns, key: IntArray, n: int, counts: bool) -> IntArray:
     failed = np.flatnonzero((c.trace.status == FAILED) & counts)
-    return least_by(of[failed], c.end[failed], n, c.trace.makespan_ns + 1)
+    return least_by(key[failed], c.end[failed], n, c.trace.makespan_ns + 1)
 
 
 def _never_begun(c: Columns) -> BoolArray:
     """Return, per iteration, the ops whose call never began because the previous one was not over."""
     done, session = c.done_row_of.reshape(c.iterations, c.n) != UNSET, _sessions(c)
-    out = np.zeros((c.iterations, c.n), bool)
+    never = np.zeros((c.iterations, c.n), bool)
     if c.trace.in_turn:
-        for each in np.unique(session).tolist():
-            here = session == each
-            over = np.logical_and.accumulate(done[:, here].all(axis=1))
-            out[1:, here] = ~over[:-1, None]
-    return out
+        for session_id in np.unique(session).tolist():
+            members = session == session_id
+            complete = np.logical_and.accumulate(done[:, members].all(axis=1))
+            never[1:, members] = ~complete[:-1, None]
+    return never
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -221,9 +221,9 @@ def failures_come_as_foreseen(c: Columns) -> None:
     if conditions is None:
         return
     due = list(takewhile(lambda failed: failed.time_ns < end_ns, conditions.failures()))
-    told = [failed for failed in c.trace.broken if failed.time_ns < end_ns]
-    if due != told:
-        raise InvariantError(f"{len(told)} parts failed before {end_ns} ns, and {len(due)} were to")
+    reported = [failed for failed in c.trace.broken if failed.time_ns < end_ns]
+    if due != reported:
+        raise InvariantError(f"{len(reported)} parts failed before {end_ns} ns, and {len(due)} were to")
 
 
 def nothing_goes_on_where_a_part_failed(c: Columns) -> None:
@@ -302,41 +302,41 @@ def _devices(c: Columns, failed: Failed) -> list[int]:
     return [failed.part] if failed.kind == "device" else []
 
 
-def whole_of_attempts(trace: Record, check: Callable[[Record], None]) -> None:
+def check_attempts(trace: Record, check: Callable[[Record], None]) -> None:
     """Check each attempt, that they follow one another, and that together they have the trace's rows."""
     before: Attempt | None = None
     rows = 0
-    for each in trace.attempts:
-        check(each.trace)
-        conditions = each.trace.conditions
-        if conditions is None or conditions.from_ns != each.begin_ns:
-            raise InvariantError(f"the attempt at {each.begin_ns} ns met the conditions of another time")
+    for attempt in trace.attempts:
+        check(attempt.trace)
+        conditions = attempt.trace.conditions
+        if conditions is None or conditions.from_ns != attempt.begin_ns:
+            raise InvariantError(f"the attempt at {attempt.begin_ns} ns met the conditions of another time")
         if before is not None:
-            _follows(before, each)
-        n = len(each.trace)
+            _follows(before, attempt)
+        n = len(attempt.trace)
         for name in ("start_ns", "end_ns"):
-            if (trace.tasks[name][rows : rows + n] != each.trace.tasks[name] + each.begin_ns).any():
+            if (trace.tasks[name][rows : rows + n] != attempt.trace.tasks[name] + attempt.begin_ns).any():
                 raise InvariantError(
-                    f"the rows of the attempt at {each.begin_ns} ns differ from its own in {name}"
+                    f"the rows of the attempt at {attempt.begin_ns} ns differ from its own in {name}"
                 )
         rows += n
-        before = each
+        before = attempt
     if rows != len(trace):
         raise InvariantError(f"the attempts have {rows} rows, and the trace {len(trace)}")
 
 
-def _follows(before: Attempt, each: Attempt) -> None:
+def _follows(before: Attempt, after: Attempt) -> None:
     """Raise on an attempt that begins too early, or with a step for which there is no checkpoint."""
     conditions, detection = before.trace.conditions, before.trace.detection
     if conditions is None or detection is None:
         raise InvariantError("there is an attempt after one in which no step was aborted")
     faults = conditions.faults
-    restore_ns = faults.restore_ns if each.step else 0
+    restore_ns = faults.restore_ns if after.step else 0
     least_ns = before.begin_ns + detection.time_ns + (faults.restart_ns or 0) + restore_ns
-    if each.begin_ns < least_ns:
-        raise InvariantError(f"an attempt began at {each.begin_ns} ns; starting took until {least_ns} ns")
+    if after.begin_ns < least_ns:
+        raise InvariantError(f"an attempt began at {after.begin_ns} ns; starting took until {least_ns} ns")
     every, reached = faults.every_steps, before.step + before.done
-    if each.step != (0 if every is None else reached - reached % every):
-        raise InvariantError(f"an attempt began with step {each.step}, and {reached} steps were done before")
-    if each.run != before.run + before.trace.job.iterations:
-        raise InvariantError(f"an attempt began with iteration {each.run}, which is not the next one")
+    if after.step != (0 if every is None else reached - reached % every):
+        raise InvariantError(f"an attempt began with step {after.step}, and {reached} steps were done before")
+    if after.run != before.run + before.trace.job.iterations:
+        raise InvariantError(f"an attempt began with iteration {after.run}, which is not the next one")

@@ -30,9 +30,9 @@ def cores(c: Columns) -> None:
             continue
         rows = np.flatnonzero((c.device == d) & ~c.alone & ~c.cut & ~c.job.meets[c.op])
         start, end, need = c.start[rows], c.end[rows], of_op[c.op[rows]]
-        alone = c.trace.alone_ns[rows]
-        if (end - start > alone).any():
-            work = int((np.minimum(alone, end - start) * need).sum())
+        alone_ns = c.trace.alone_ns[rows]
+        if (end - start > alone_ns).any():
+            work = int((np.minimum(alone_ns, end - start) * need).sum())
             busy = int(union(start, end, np.zeros(len(rows), np.int64)).lengths(1)[0])
             if work > device.cores * busy:
                 raise InvariantError(
@@ -49,24 +49,24 @@ def cores(c: Columns) -> None:
 def named_resources(c: Columns) -> None:
     """No more of a resource of the machine is taken than there is."""
     needs = c.graph.attribute("resources")
-    for name, there in c.machine.resources.items():
+    for name, capacity in c.machine.resources.items():
         need = np.zeros(c.n, np.int64)
         for op, n in needs.items():
             need[op] = n.get(name, 0)
         rows = np.flatnonzero((need[c.op] > 0) & c.live)
         used, k = most_at_once(c.start[rows], c.end[rows], need[c.op[rows]])
-        if used > there:
-            raise InvariantError(f"{c.tell_start(rows[k])}; then {used} of {there} {name} are in use")
+        if used > capacity:
+            raise InvariantError(f"{c.tell_start(rows[k])}; then {used} of {capacity} {name} are in use")
 
 
 def serial_links(c: Columns) -> None:
     """On a link that is not shared, a transfer or message holds it from its start to its end."""
     moved = traffic_on_links(c.trace)
     link = np.array(c.machine.channels, np.int64)[moved.link]  # a medium is held as one
-    held = np.array([each.sharing == "serial" for each in c.machine.links], bool)[link]
+    serial = np.array([entry.sharing == "serial" for entry in c.machine.links], bool)[link]
     if not c.static:
-        held &= moved.end_ns > moved.start_ns  # dead transfers do not hold it
-    row, link, start, end = moved.row[held], link[held], moved.start_ns[held], moved.end_ns[held]
+        serial &= moved.end_ns > moved.start_ns  # dead transfers do not hold it
+    row, link, start, end = moved.row[serial], link[serial], moved.start_ns[serial], moved.end_ns[serial]
     first, second = neighbours(np.lexsort((row, end, start, link)), link)
 
     def tell_carried(k: int) -> str:
@@ -94,12 +94,12 @@ def host_threads(c: Columns) -> None:
         begin = np.where(c.by_worker, c.issue, c.issue - c.cost)[rows]
         end = np.where(c.by_worker & ~c.alone, c.end, c.issue)[rows]
         start = np.concatenate((c.moved["start_ns"][copied], begin))
-        over = np.concatenate((c.moved["end_ns"][copied], end))
-        most, k = most_at_once(start, over, np.ones(len(start), np.int64))
-        if most > int((group_of == group).sum()):
-            what = c.transfer(copied[k]) if k < len(copied) else c.task(int(rows[k - len(copied)]))
+        finish = np.concatenate((c.moved["end_ns"][copied], end))
+        busiest, k = most_at_once(start, finish, np.ones(len(start), np.int64))
+        if busiest > int((group_of == group).sum()):
+            subject = c.transfer(copied[k]) if k < len(copied) else c.task(int(rows[k - len(copied)]))
             raise InvariantError(
-                f"{what} began at {start[k]} ns; then its host does {most} things at once, copies of "
+                f"{subject} began at {start[k]} ns; then its host does {busiest} things at once, copies of "
                 f"pageable memory among them, with {(group_of == group).sum()} threads"
             )
 
@@ -143,16 +143,16 @@ def _memory_of(c: Columns, device: Device, log: Mapping[str, IntArray], resident
                 f"{in_use[k]} in use, {reserved[k]} reserved"
             ),
         )
-    left = int(log["requested"][-1:].sum())
+    final = int(log["requested"][-1:].sum())
     # A run that takes no time holds nothing for long
-    if left not in (resident, 0) and c.trace.makespan_ns:
-        raise InvariantError(f"{left} bytes of {device.name} were left at the end; {resident} are resident")
+    if final not in (resident, 0) and c.trace.makespan_ns:
+        raise InvariantError(f"{final} bytes of {device.name} were left at the end; {resident} are resident")
     # Allocators round up: resident tensors hold as much as they were given at the beginning.
-    held = int(log["change"][log["iteration"] == UNSET].sum())
-    left = int(log["change"].sum())
-    if left not in (held, 0):
+    blocks = int(log["change"][log["iteration"] == UNSET].sum())
+    final = int(log["change"].sum())
+    if final not in (blocks, 0):
         raise InvariantError(
-            f"{left} bytes of {device.name}, rounded up, were left at the end; {held} are resident"
+            f"{final} bytes of {device.name}, rounded up, were left at the end; {blocks} are resident"
         )
 
 
@@ -184,10 +184,10 @@ def one_at_a_time(c: Columns) -> None:
 def launches_take_time(c: Columns) -> None:
     """A launch takes at least its latency; a worker pays for issuing before it executes."""
     latency = np.array([d.launch_latency_ns for d in c.machine.devices])[c.device]
-    least = np.where(c.live & ~c.alone, np.where(c.by_worker, c.cost, latency), 0)
+    minimum = np.where(c.live & ~c.alone, np.where(c.by_worker, c.cost, latency), 0)
     refuse(
-        c.start < c.issue + least,
-        lambda r: f"{c.tell_start(r)}, issued at {c.issue[r]} ns; launching it takes {least[r]} ns",
+        c.start < c.issue + minimum,
+        lambda r: f"{c.tell_start(r)}, issued at {c.issue[r]} ns; launching it takes {minimum[r]} ns",
     )
 
 
@@ -221,13 +221,13 @@ def launch_queues_hold_what_they_can(c: Columns) -> None:
     for d, device in enumerate(c.machine.devices):
         if device.queue_depth is None or device.workers:
             continue
-        here = np.flatnonzero(c.live & ~c.alone & (c.device == d))
-        here = here[np.argsort(c.issue[here], kind="stable")]
-        over = np.searchsorted(np.sort(c.end[here]), c.issue[here], side="right")
-        outstanding = np.searchsorted(c.issue[here], c.issue[here], side="right") - over
-        k = int(outstanding.argmax()) if len(here) else 0
-        if len(here) and outstanding[k] > device.queue_depth:
+        rows = np.flatnonzero(c.live & ~c.alone & (c.device == d))
+        rows = rows[np.argsort(c.issue[rows], kind="stable")]
+        ended = np.searchsorted(np.sort(c.end[rows]), c.issue[rows], side="right")
+        outstanding = np.searchsorted(c.issue[rows], c.issue[rows], side="right") - ended
+        k = int(outstanding.argmax()) if len(rows) else 0
+        if len(rows) and outstanding[k] > device.queue_depth:
             raise InvariantError(
-                f"{outstanding[k]} launches were outstanding when {c.task(here[k])} was issued at "
-                f"{c.issue[here[k]]} ns; the queue of {device.name} holds fewer"
+                f"{outstanding[k]} launches were outstanding when {c.task(rows[k])} was issued at "
+                f"{c.issue[rows[k]]} ns; the queue of {device.name} holds fewer"
             )

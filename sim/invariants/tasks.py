@@ -53,7 +53,7 @@ def places(c: Columns) -> None:
     )
     n = len(c.machine.devices)
     pairs, pair = np.unique(c.issuer * n + c.device, return_inverse=True)
-    by_pair = [(c.issuers[each // n], each % n) for each in pairs.tolist()]
+    by_pair = [(c.issuers[code // n], code % n) for code in pairs.tolist()]
     served = {(issuer.index, d) for issuer in c.issuers for d in issuer.devices}
     serves = np.array([(issuer.index, d) in served for issuer, d in by_pair], bool)
     own_lane = np.array([issuer.lane_on(d) for issuer, d in by_pair], np.int64)
@@ -157,16 +157,16 @@ def one_at_a_time_in_line(c: Columns) -> None:
 
 def members_fit(c: Columns) -> None:
     """A meeting is complete, of one kind and size, and of distinct ranks."""
-    met, of = c.trace.meetings, c.job.collectives
-    if met is None or of is None:
+    met, collectives = c.trace.meetings, c.job.collectives
+    if met is None or collectives is None:
         return
-    due = np.array([len(members) for members in of.members])[met.party]
+    due = np.array([len(members) for members in collectives.members])[met.party]
     who = met.last
-    whole = np.ones(len(met.party), bool)  # unless the step was aborted before all came
-    whole[met.meeting[c.cut[met.row]]] = False
-    refuse(whole & (met.size != due), lambda k: f"{c.task(who[k])} met {met.size[k]} ranks, not {due[k]}")
+    complete = np.ones(len(met.party), bool)  # unless the step was aborted before all came
+    complete[met.meeting[c.cut[met.row]]] = False
+    refuse(complete & (met.size != due), lambda k: f"{c.task(who[k])} met {met.size[k]} ranks, not {due[k]}")
     first = np.unique(met.meeting, return_index=True)[1][met.meeting]
-    other = of.signature[met.entry] != of.signature[met.entry[first]]
+    other = collectives.signature[met.entry] != collectives.signature[met.entry[first]]
     refuse(other, lambda k: f"{c.task(met.row[k])} met {c.task(met.row[first[k]])}, of another kind")
 
 
@@ -177,9 +177,9 @@ def members_end_together(c: Columns) -> None:
         return
     n = len(met.party)
     due = most_by(met.meeting, _ends_due(c, met.row, met.met_ns[met.meeting]), n)
-    known = np.zeros(n, dtype=bool)  # otherwise the network decides when they end
-    known[met.meeting[~c.job.carried[met.entry]]] = True
-    end = np.where(known, due, most_by(met.meeting, c.end[met.row], n))[met.meeting]
+    fixed = np.zeros(n, dtype=bool)  # otherwise the network decides when they end
+    fixed[met.meeting[~c.job.carried[met.entry]]] = True
+    end = np.where(fixed, due, most_by(met.meeting, c.end[met.row], n))[met.meeting]
     refuse(
         (c.end[met.row] != end) & ~c.cut[met.row],
         lambda k: (
@@ -202,10 +202,10 @@ def pairs_have_one_key(c: Columns) -> None:
     carried = np.isin(moved["tensor"], list(c.sent))
     source, recv = c.trace.met_rows.T
     refuse(~np.isin(recvs, recv), lambda k: f"{c.tell_start(recvs[k])} and met no send")
-    both = np.concatenate((source, recv))
-    again = np.ones(len(both), dtype=bool)
-    again[np.unique(both, return_index=True)[1]] = False
-    refuse(again, lambda k: f"{c.either(both[k])} met twice")
+    rows = np.concatenate((source, recv))
+    repeated = np.ones(len(rows), dtype=bool)
+    repeated[np.unique(rows, return_index=True)[1]] = False
+    refuse(repeated, lambda k: f"{c.either(rows[k])} met twice")
     brought = np.isin(moved["id"][carried], c.trace.met[:, 0])
     refuse(~brought, lambda k: f"{c.transfer(int(np.flatnonzero(carried)[k]))} was not asked for")
 

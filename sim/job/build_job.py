@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from sim.job.noise import Noise
 
 
-def _costs_of_all(graph: Graph, machine: Machine) -> list[IntArray]:
+def _costs_by_device(graph: Graph, machine: Machine) -> list[IntArray]:
     """Return `costs_ns` for each device; devices with identical costs share one array."""
-    known: list[tuple[Device, IntArray]] = []
-    found = []
+    cached: list[tuple[Device, IntArray]] = []
+    columns = []
     for device in machine.devices:
-        own = device.name in graph.duration_by_kind
-        alike = (column for other, column in known if cost_the_same(device, other))
-        column = None if own else next(alike, None)
+        named = device.name in graph.duration_by_kind
+        alike = (column for other, column in cached if cost_the_same(device, other))
+        column = None if named else next(alike, None)
         if column is None:
             column = costs_ns(graph, device)
             ops = modelled_ops(graph, machine, device)  # their ranks are unknown until ops are placed
             column[ops[column[ops] == UNSET]] = 0
-            if not own:
-                known.append((device, column))
-        found.append(column)
-    return found
+            if not named:
+                cached.append((device, column))
+        columns.append(column)
+    return columns
 
 
 def make_job(
@@ -96,16 +96,16 @@ def make_job(
     InfeasibleError
         No device can run an op, or an op was placed where it cannot run.
     """
-    for what, number, least in (("iterations", iterations, 1), ("seed", seed, 0)):
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
-            raise InputError(f"{what} should be a whole number from {least} on, not {number!r}")
-    for what, given, method in (("streams", streams, "assign"), ("linearize", linearize, "order")):
-        if given is not None:
-            require_call(what, given, "job", method=method)
+    for option, number, minimum in (("iterations", iterations, 1), ("seed", seed, 0)):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < minimum:
+            raise InputError(f"{option} should be a whole number from {minimum} on, not {number!r}")
+    for option, chooser, method in (("streams", streams, "assign"), ("linearize", linearize, "order")):
+        if chooser is not None:
+            require_call(option, chooser, "job", method=method)
     tasks = len(graph) * iterations
     edges = (len(graph.inputs.indices) + len(graph.after.indices)) * iterations
     check_room(tasks * TASK_BYTES + edges * EDGE_BYTES, f"{tasks:,} tasks with {edges:,} edges")
-    cost_ns = _costs_of_all(graph, machine)
+    cost_ns = _costs_by_device(graph, machine)
     known_ns = known_costs(knowledge, graph, cost_ns, partial(drawing, "estimates", seed), estimate_error)
     freeze(*cost_ns, *known_ns)  # placements and policies see all of these
     device_of, duration_ns = _place_ops(graph, machine, placement or PinnedPlacement(), cost_ns, known_ns)
@@ -113,7 +113,7 @@ def make_job(
     job = Job(graph, machine, device_of, duration_ns, expected_ns, iterations, seed, linearize, streams)
     job.known_costs_ns = tuple(known_ns)
     if job.collectives is not None:
-        _ask_for_collectives(job, job.collectives, knowledge, estimate_error)
+        _time_collectives(job, job.collectives, knowledge, estimate_error)
     freeze(job.duration_ns, job.known_ns)
     draw(job, noise, may_fail=may_fail)
     job.faults = faults if faults is not None and faults.causes else None
@@ -124,15 +124,15 @@ def make_job(
 
 def _check_resources(job: Job) -> None:
     """Raise if ops take resources that the machine lacks, or hold them while waiting for other ranks."""
-    there, graph = job.machine.resources, job.graph
+    available, graph = job.machine.resources, job.graph
     for op, needs in graph.attribute("resources").items():
         for name, n in needs.items():
-            if name not in there:
-                unknown = f"takes {name!r}, which is no resource of the machine{hint(name, there)}"
+            if name not in available:
+                unknown = f"takes {name!r}, which is no resource of the machine{hint(name, available)}"
                 raise graph.fault(op, unknown, "resources")
-            if n > there[name]:
-                told = f"takes {n} of {name}, of which the machine has {there[name]}"
-                raise InfeasibleError(f"op {graph.op_names[op]!r} {told}").about(graph.op_names[op])
+            if n > available[name]:
+                problem = f"takes {n} of {name}, of which the machine has {available[name]}"
+                raise InfeasibleError(f"op {graph.op_names[op]!r} {problem}").about(graph.op_names[op])
         if job.meets[op]:
             raise graph.fault(op, "meets other ranks, and cannot hold resources until they come", "resources")
     for op in graph.attribute("weight"):
@@ -181,8 +181,8 @@ def _place_ops(
     if not chooser.soft and (op_away := off_its_pin(graph, machine, device_of)) is not None:
         device, pin = machine.devices[int(device_of[op_away])], graph.pins[int(graph.pin_code[op_away])]
         name = graph.op_names[op_away]
-        told = f"the placement puts op {name!r} on {device.name}; it is pinned to {pin!r}"
-        raise InputError(told).about(name)
+        message = f"the placement puts op {name!r} on {device.name}; it is pinned to {pin!r}"
+        raise InputError(message).about(name)
     duration_ns = _of_devices(cost_ns, device_of)
     if (duration_ns == UNSET).any():
         op = int((duration_ns == UNSET).argmax())
@@ -202,21 +202,21 @@ def _with_streams(job: Job) -> Machine:
     machine = job.machine
     if job.streams is None or all(device.for_streams is None for device in machine.devices):
         return machine
-    asked = most_by(job.device_of, job.lane + 1, len(machine.devices))
+    needed = most_by(job.device_of, job.lane + 1, len(machine.devices))
     devices = tuple(
         device.for_streams(device, n) if device.for_streams is not None and n > device.lanes else device
-        for device, n in zip(machine.devices, asked.tolist(), strict=True)
+        for device, n in zip(machine.devices, needed.tolist(), strict=True)
     )
     return machine if all(map(is_, devices, machine.devices)) else replace(machine, devices=devices)
 
 
-def _ask_for_collectives(job: Job, c: Collectives, knowledge: str, estimate_error: float) -> None:
+def _time_collectives(job: Job, c: Collectives, knowledge: str, estimate_error: float) -> None:
     """Set the durations of collectives from the machine's model, now that their ranks are known."""
-    wanted = is_modelled(job.graph, job.machine, c)
-    if not wanted.any():
+    modelled = is_modelled(job.graph, job.machine, c)
+    if not modelled.any():
         return
-    ops = c.op[wanted]
-    job.duration_ns[ops] = modelled_ns(job.graph, job.machine, c, wanted)
+    ops = c.op[modelled]
+    job.duration_ns[ops] = modelled_ns(job.graph, job.machine, c, modelled)
     rng = partial(drawing, "estimates", job.seed)
     job.known_ns[ops] = known_costs(knowledge, job.graph, [job.duration_ns], rng, estimate_error)[0][ops]
 
@@ -229,21 +229,21 @@ def _check_total(job: Job) -> None:
     if total >= LATEST_NS:
         longest = int(job.duration_ns.argmax())
         name = job.graph.op_names[longest]
-        shown = format_duration(int(job.duration_ns[longest]))
+        duration = format_duration(int(job.duration_ns[longest]))
         raise InputError(
             f"all tasks take {total / NS_PER_S:.3g} s together, more than the {LATEST_NS / NS_PER_S:.3g} s "
-            f"(146 years) that can be counted; the longest op, {name!r}, takes {shown}"
+            f"(146 years) that can be counted; the longest op, {name!r}, takes {duration}"
         ).about(name)
 
 
 def _of_devices(cost_ns: Sequence[IntArray], device_of: IntArray) -> IntArray:
     """Return the cost of each op on its device."""
-    found, different = np.empty(len(device_of), np.int64), {id(column): column for column in cost_ns}
-    which = Codes[int]().of(map(id, cost_ns))[device_of]
+    cost, different = np.empty(len(device_of), np.int64), {id(column): column for column in cost_ns}
+    column_of = Codes[int]().of(map(id, cost_ns))[device_of]
     for code, column in enumerate(different.values()):
-        here = which == code
-        found[here] = column[here]
-    return found
+        mask = column_of == code
+        cost[mask] = column[mask]
+    return cost
 
 
 def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
@@ -251,8 +251,8 @@ def _why_nowhere(graph: Graph, machine: Machine, op: int, count: int) -> str:
     more = f" (and {count - 1} more)" if count > 1 else ""
     pinned_to = "" if graph.pin_code[op] == UNSET else graph.pins[int(graph.pin_code[op])]
     pin = f", pinned to {pinned_to!r}," if pinned_to else ""
-    meant = [d for d in machine.devices if not pinned_to or pinned_to in (d.name, d.kind)]
-    devices = "; ".join(f"{d.name} ({d.kind}) {_why_not(d, graph, op)}" for d in meant)
+    candidates = [d for d in machine.devices if not pinned_to or pinned_to in (d.name, d.kind)]
+    devices = "; ".join(f"{d.name} ({d.kind}) {_why_not(d, graph, op)}" for d in candidates)
     return f"op {graph.op_names[op]!r} of kind {kind!r}{more}{pin} can run on no device: {devices}"
 
 

@@ -143,7 +143,7 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
     n = len(machine.devices)
     names = Codes[str]()
     communicator = names.of(_name_of(graph, k) for k in ops)
-    which = communicator.tolist()
+    codes = communicator.tolist()
     lines, line = np.unique(communicator * n + device, return_inverse=True)
     ranks: list[list[int]] = [[] for _ in names]
     for c, d in zip(*np.divmod(lines, n), strict=True):
@@ -151,11 +151,11 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
     nbytes = np.maximum(graph.bytes_read[op], graph.bytes_written[op]) * ~graph.is_kind("barrier")[op]
     root, peer, pair = (np.full(len(op), UNSET) for _ in range(3))
     for i, k in enumerate(ops):
-        given = graph.attributes[k]
-        nbytes[i] = given.get("nbytes", sum(given["sends"].values()) if "sends" in given else nbytes[i])
-        root[i] = _rank(graph, machine, k, "root", _ROOTED, ranks[which[i]])
-        peer[i] = _rank(graph, machine, k, "peer", _PAIRED, ranks[which[i]])
-        pair[i] = given.get("pair", UNSET)
+        attrs = graph.attributes[k]
+        nbytes[i] = attrs.get("nbytes", sum(attrs["sends"].values()) if "sends" in attrs else nbytes[i])
+        root[i] = _rank(graph, machine, k, "root", _ROOTED, ranks[codes[i]])
+        peer[i] = _rank(graph, machine, k, "peer", _PAIRED, ranks[codes[i]])
+        pair[i] = attrs.get("pair", UNSET)
         if peer[i] == device[i] and pair[i] == UNSET:
             raise graph.fault(k, "has itself as its peer", "peer")
     sends, paired = graph.is_kind("send")[op], peer != UNSET
@@ -164,19 +164,19 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
     key = (communicator * (n * n + 1) + ends) * (pair.max() + 2) + pair + 1  # a number for all three
     party, _, first = by_first_use(key)
     members = tuple(
-        (int(source[i]), int(sink[i])) if paired[i] else tuple(ranks[which[i]]) for i in first.tolist()
+        (int(source[i]), int(sink[i])) if paired[i] else tuple(ranks[codes[i]]) for i in first.tolist()
     )
     beside = np.where(sends & (source == sink), n, 0)  # a rank that meets itself has two seats
     seats, seat = np.unique(party * 2 * n + beside + device, return_inverse=True)
-    same = {kind: code for code, kind in enumerate(sorted(COLLECTIVE_KINDS))}
-    kind_code = np.array([same[graph.kind(k)] for k in ops])
+    kind_codes = {kind: code for code, kind in enumerate(sorted(COLLECTIVE_KINDS))}
+    kind_code = np.array([kind_codes[graph.kind(k)] for k in ops])
     sized = ~graph.is_kind(*_UNEVEN)[op]
     exchange, exchanged = _exchanges(graph, machine, ops, seat, seats, members)
     facts = np.stack((np.where(paired, 0, kind_code), np.where(sized, nbytes, 0), root, exchange))
     signature = np.unique(facts, axis=1, return_inverse=True)[1].ravel()
-    found = Collectives(
+    collectives = Collectives(
         tuple(names),
-        tuple(tuple(each) for each in ranks),
+        tuple(tuple(row) for row in ranks),
         *(op, communicator, device, nbytes, root, line, party, seat, signature),
         _groups(graph, ops),
         exchange,
@@ -184,24 +184,24 @@ def collectives_of(graph: Graph, machine: Machine, device_of: IntArray) -> Colle
         members,
         seats // (2 * n),
     )
-    _check_ranks(graph, machine, found)
-    return found
+    _check_ranks(graph, machine, collectives)
+    return collectives
 
 
 def _groups(graph: Graph, ops: Sequence[int]) -> IntArray:
     """Return the number of each op's group call; -1: none."""
     numbers = Codes[str | int]()
-    found = np.full(len(ops), UNSET)
+    groups = np.full(len(ops), UNSET)
     for i, op in enumerate(ops):
-        given = graph.attributes[op].get("group")
-        if given is None:
+        group = graph.attributes[op].get("group")
+        if group is None:
             continue
         if graph.kind(op) not in _PAIRED:
             raise graph.fault(op, "is in a group; only recv and send can be", "group")
-        if isinstance(given, bool) or not isinstance(given, str | int):
-            raise graph.fault(op, f"has the group {given!r}; give it a name or a number", "group")
-        found[i] = numbers[given]
-    return found
+        if isinstance(group, bool) or not isinstance(group, str | int):
+            raise graph.fault(op, f"has the group {group!r}; give it a name or a number", "group")
+        groups[i] = numbers[group]
+    return groups
 
 
 def _exchanges(
@@ -218,12 +218,12 @@ def _exchanges(
     graph order) matches the k-th of every other rank.
     """
     exchange = np.full(len(ops), UNSET)
-    found: dict[tuple[int, int], int] = {}
+    numbers: dict[tuple[int, int], int] = {}
     sends: list[list[tuple[int, ...]]] = []
     count: dict[int, int] = {}
     for i, op in enumerate(ops):
-        given = graph.attributes[op].get("sends")
-        if given is None:
+        sizes = graph.attributes[op].get("sends")
+        if sizes is None:
             continue
         if "nbytes" in graph.attributes[op]:
             raise graph.fault(op, "says what it sends to whom, which is its size; leave out nbytes", "nbytes")
@@ -232,55 +232,55 @@ def _exchanges(
         party, device = divmod(int(seats[seat[i]]), 2 * len(machine.devices))
         ranks = members[party]
         names = [machine.devices[d].name for d in ranks]
-        for name in given:
+        for name in sizes:
             if name not in names:
                 where = f"communicator {graph.attributes[op]['communicator']!r}{hint(name, names)}"
                 raise graph.fault(op, f"sends to {name!r}, which is no rank of {where}", "sends")
         k = count[int(seat[i])] = count.get(int(seat[i]), 0) + 1
-        here = found.setdefault((party, k), len(sends))
-        if here == len(sends):
+        index = numbers.setdefault((party, k), len(sends))
+        if index == len(sends):
             sends.append([(0,) * len(ranks)] * len(ranks))
-        exchange[i] = here
-        sends[here][ranks.index(device)] = tuple(given.get(name, 0) for name in names)
+        exchange[i] = index
+        sends[index][ranks.index(device)] = tuple(sizes.get(name, 0) for name in names)
     return exchange, tuple(tuple(rows) for rows in sends)
 
 
-def _refuse_strays(graph: Graph, what: str, kinds: frozenset[str]) -> None:
+def _refuse_strays(graph: Graph, role: str, kinds: frozenset[str]) -> None:
     """Raise on a peer or root that has no effect because no communicator is named."""
     for op in np.flatnonzero(graph.is_kind(*kinds)).tolist():
-        given = graph.attributes.get(op, {})
-        if what in given and "communicator" not in given:
-            raise graph.fault(op, f"has a {what} and belongs to no communicator; name it", what)
+        attributes = graph.attributes.get(op, {})
+        if role in attributes and "communicator" not in attributes:
+            raise graph.fault(op, f"has a {role} and belongs to no communicator; name it", role)
 
 
 def _name_of(graph: Graph, op: int) -> str:
     """Return the communicator of an op, after checks."""
-    given, kind = graph.attributes[op], graph.kind(op)
-    name: str = given["communicator"]
+    attributes, kind = graph.attributes[op], graph.kind(op)
+    name: str = attributes["communicator"]
     if kind not in COLLECTIVE_KINDS:
-        known = ", ".join(sorted(COLLECTIVE_KINDS))
-        message = f"is no collective, and belongs to communicator {name!r}; kinds that may: {known}"
+        allowed = ", ".join(sorted(COLLECTIVE_KINDS))
+        message = f"is no collective, and belongs to communicator {name!r}; kinds that may: {allowed}"
         raise graph.fault(op, message, "communicator")
-    if "key" in given:
+    if "key" in attributes:
         raise graph.fault(op, "has a key and a communicator; it meets by one of the two", "key")
     return name
 
 
-def _rank(graph: Graph, machine: Machine, op: int, what: str, kinds: frozenset[str], ranks: list[int]) -> int:
+def _rank(graph: Graph, machine: Machine, op: int, role: str, kinds: frozenset[str], ranks: list[int]) -> int:
     """Return the device that an op names as its root or peer, or the default root; -1: it has none."""
-    kind, given = graph.kind(op), graph.attributes[op]
-    if what in given and kind not in kinds:
-        raise graph.fault(op, f"has no {what}; only {' and '.join(sorted(kinds))} have one", what)
-    if what in given:
-        name = given[what]
+    kind, attributes = graph.kind(op), graph.attributes[op]
+    if role in attributes and kind not in kinds:
+        raise graph.fault(op, f"has no {role}; only {' and '.join(sorted(kinds))} have one", role)
+    if role in attributes:
+        name = attributes[role]
         device = machine.positions.get(name, UNSET)
-        at = bisect_left(ranks, device)
-        if ranks[at : at + 1] != [device]:
-            known = [machine.devices[d].name for d in ranks]
-            where = f"is no rank of communicator {given['communicator']!r}{hint(name, known)}"
-            raise graph.fault(op, f"names {name!r} as its {what}, which {where}", what)
+        position = bisect_left(ranks, device)
+        if ranks[position : position + 1] != [device]:
+            names = [machine.devices[d].name for d in ranks]
+            where = f"is no rank of communicator {attributes['communicator']!r}{hint(name, names)}"
+            raise graph.fault(op, f"names {name!r} as its {role}, which {where}", role)
         return device
-    if what == "peer" and kind in kinds:
+    if role == "peer" and kind in kinds:
         side = "to" if kind == "send" else "from"
         raise graph.fault(op, f"does not say {side} whom; give its attribute peer: DEVICE", "communicator")
     return ranks[0] if kind in kinds else UNSET
@@ -302,27 +302,27 @@ def _check_ranks(graph: Graph, machine: Machine, c: Collectives) -> None:
     seats = Csr.group(c.party_of_seat, np.arange(n_seats), len(c.members)).lists()
     for party, of_party in enumerate(seats):
         of_rank = [entries[seat] for seat in of_party]
-        mine = of_rank[0]
-        name = c.names[int(c.communicator[mine[0]])]
-        devices = [machine.devices[int(c.device[theirs[0]])].name for theirs in of_rank]
+        first = of_rank[0]
+        name = c.names[int(c.communicator[first[0]])]
+        devices = [machine.devices[int(c.device[other[0]])].name for other in of_rank]
         for absent in (machine.devices[d].name for d in c.members[party]):
             if absent not in devices:
-                alone = f"is on {devices[0]}, and {absent} has nothing that it could meet"
-                raise graph.fault(int(c.op[mine[0]]), f"of communicator {name!r} {alone}", "communicator")
-        for device, theirs in zip(devices, of_rank, strict=True):
-            if len(mine) != len(theirs):
-                both = f"{devices[0]} has {len(mine)} and {device} has {len(theirs)}"
-                message = f"of communicator {name!r} must be as often on every rank as on the others: {both}"
-                longer = max(theirs, mine, key=len)
+                problem = f"is on {devices[0]}, and {absent} has nothing that it could meet"
+                raise graph.fault(int(c.op[first[0]]), f"of communicator {name!r} {problem}", "communicator")
+        for device, other in zip(devices, of_rank, strict=True):
+            if len(first) != len(other):
+                clash = f"{devices[0]} has {len(first)} and {device} has {len(other)}"
+                message = f"of communicator {name!r} must be as often on every rank as on the others: {clash}"
+                longer = max(other, first, key=len)
                 raise graph.fault(int(c.op[longer[-1]]), message, "communicator")
-            differ = c.signature[mine] != c.signature[theirs]
+            differ = c.signature[first] != c.signature[other]
             if differ.any():
                 k = int(differ.argmax())
-                at = (i[k] for i in (mine, theirs))
-                a, b = (describe_collective(graph, int(c.op[i]), int(c.nbytes[i])) for i in at)
-                both = f"{devices[0]} has {a} and {device} has {b}, which do not fit"
-                message = f"the ranks of communicator {name!r} must have the same collectives; {both}"
-                raise GraphError(message).about(graph.op_names[int(c.op[theirs[k]])], "communicator")
+                pair = (i[k] for i in (first, other))
+                a, b = (describe_collective(graph, int(c.op[i]), int(c.nbytes[i])) for i in pair)
+                clash = f"{devices[0]} has {a} and {device} has {b}, which do not fit"
+                message = f"the ranks of communicator {name!r} must have the same collectives; {clash}"
+                raise GraphError(message).about(graph.op_names[int(c.op[other[k]])], "communicator")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -344,18 +344,18 @@ def is_modelled(graph: Graph, machine: Machine, c: Collectives) -> BoolArray:
 
 
 def _give_no_duration(graph: Graph, machine: Machine, c: Collectives) -> BoolArray:
-    found = np.zeros(len(c.op), dtype=bool)
+    mask = np.zeros(len(c.op), dtype=bool)
     alike = [(d.kind, d.name if d.name in graph.duration_by_kind else "") for d in machine.devices]
-    for own in dict.fromkeys(alike):
-        here = np.array([other == own for other in alike])[c.device]
-        found |= here & (graph.given_ns(*own)[c.op] == UNSET)
-    return found
+    for key in dict.fromkeys(alike):
+        on_device = np.array([other == key for other in alike])[c.device]
+        mask |= on_device & (graph.given_ns(*key)[c.op] == UNSET)
+    return mask
 
 
 _NO_NETWORK: Final = "collectives cross no network: the machine has neither links nor machine.collectives"
 
 
-def told_of(graph: Graph, machine: Machine, c: Collectives | None, model: object) -> str | None:
+def model_notice(graph: Graph, machine: Machine, c: Collectives | None, model: object) -> str | None:
     """Return a line that names the model of collectives (or says that there is none), if nobody chose it.
 
     Folded ranks carry durations of their own, which the model gave for the whole machine.
@@ -377,8 +377,8 @@ def call_of(graph: Graph, c: Collectives, entry: int) -> Call:
     return Call(kind, nbytes, c.members[int(c.party[entry])], int(c.root[entry]), name, sends)
 
 
-def modelled_ns(graph: Graph, machine: Machine, c: Collectives, wanted: BoolArray) -> IntArray:
-    """Return how long the `wanted` collectives take by the machine's model.
+def modelled_ns(graph: Graph, machine: Machine, c: Collectives, selected: BoolArray) -> IntArray:
+    """Return how long the `selected` collectives take by the machine's model.
 
     Raises
     ------
@@ -388,14 +388,14 @@ def modelled_ns(graph: Graph, machine: Machine, c: Collectives, wanted: BoolArra
     model = machine.collectives
     assert model is not None
     sized = np.where(c.exchange == UNSET, c.nbytes, 0)
-    keys = np.stack((c.party, c.signature, sized, c.exchange))[:, wanted]
-    _, first, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    keys = np.stack((c.party, c.signature, sized, c.exchange))[:, selected]
+    _, first, index = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     times = []
-    for entry in np.flatnonzero(wanted)[first].tolist():
+    for entry in np.flatnonzero(selected)[first].tolist():
         try:
             took = model.time_ns(call_of(graph, c, entry), machine)
         except InputError as error:
             raise (error if error.op is not None else error.about(graph.op_names[int(c.op[entry])])) from None
-        whose, op = f"{type(model).__name__}.time_ns", graph.op_names[int(c.op[entry])]
-        times += whole_numbers([took], whose, below=LATEST_NS, of=[op]).tolist()
-    return np.array(times, np.int64)[which.ravel()]
+        source, op = f"{type(model).__name__}.time_ns", graph.op_names[int(c.op[entry])]
+        times += whole_numbers([took], source, below=LATEST_NS, of=[op]).tolist()
+    return np.array(times, np.int64)[index.ravel()]

@@ -24,7 +24,7 @@ MOVES_NOTHING: Final = tuple(kind for kind in VIEWS if kind != "dropout")
 """Views take no time, whatever a cost model says of their bytes; dropout is a view only at inference."""
 
 
-_KEPT: Final = 16
+_MAX_CACHED: Final = 16
 """Answers kept per question and graph: a sweep may describe a device in thousands of ways."""
 
 _ANSWERS: WeakKeyDictionary[Graph, dict[str, list[tuple[Device, Any]]]] = WeakKeyDictionary()
@@ -42,13 +42,13 @@ def ask_once(graph: Graph, device: Device, question: str, ask: Callable[[], _T])
     ask : callable
         Asks the model. The result is shared by all callers: copy it before changing it.
     """
-    known = _ANSWERS.setdefault(graph, {}).setdefault(question, [])
-    for other, found in known:
+    answers = _ANSWERS.setdefault(graph, {}).setdefault(question, [])
+    for other, cached in answers:
         if other is device or cost_the_same(other, device):
-            answer: _T = found
+            answer: _T = cached
             return answer
     answer = ask()
-    known[:] = [*known[1 - _KEPT :], (device, answer)]
+    answers[:] = [*answers[1 - _MAX_CACHED :], (device, answer)]
     return answer
 
 
@@ -91,9 +91,9 @@ def costs_ns(graph: Graph, device: Device) -> IntArray:
 
 def _model_ns(graph: Graph, device: Device) -> IntArray:
     assert device.cost is not None
-    whose = f"{type(device.cost).__name__}.durations_ns"
+    source = f"{type(device.cost).__name__}.durations_ns"
     answer = device.cost.durations_ns(graph, device)
-    return whole_numbers(answer, whose, len(graph), least=UNSET, of=graph.op_names)
+    return whole_numbers(answer, source, len(graph), least=UNSET, of=graph.op_names)
 
 
 def cost_the_same(one: Device, other: Device) -> bool:

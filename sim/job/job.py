@@ -105,14 +105,14 @@ class Job:
             return self.duration_ns[op]
         return np.asarray(self.noisy_ns[iteration, op])
 
-    def once(self, what: Hashable, work: Callable[[], _T]) -> _T:
+    def once(self, key: Hashable, work: Callable[[], _T]) -> _T:
         """Return a result that does not depend on the seed; a job with many seeds computes it only once."""
         if self.kept is None:
             return work()
-        if what not in self.kept:
-            self.kept[what] = work()
-        found: _T = self.kept[what]
-        return found
+        if key not in self.kept:
+            self.kept[key] = work()
+        result: _T = self.kept[key]
+        return result
 
     def again(self, seed: int) -> Job | None:
         """Return the job under another seed, with nothing drawn; None: its decisions used the seed.
@@ -121,7 +121,7 @@ class Job:
         """
         if self.kept is None:
             self.kept = {}
-        if _ASKED in vars(self):
+        if _SEED_USED in vars(self):
             return None
         job = copy(self)
         job.seed, job.noisy_ns, job.drawn, job.failures = seed, None, None, None
@@ -198,8 +198,8 @@ class Job:
         graph = self.graph
         process = np.zeros(graph.n_tensors, np.int64)
         process[graph.inputs.indices] = self.process_of[graph.inputs.rows()]
-        made = graph.tensor_producer >= 0
-        process[made] = self.process_of[graph.tensor_producer[made]]
+        produced = graph.tensor_producer >= 0
+        process[produced] = self.process_of[graph.tensor_producer[produced]]
         return process
 
     @cached_property
@@ -223,12 +223,12 @@ class Job:
         if self.linearize is None:
             return program_order(self.graph)
         try:
-            whose, n = f"{type(self.linearize).__name__}.order", len(self.graph)
-            order = whole_numbers(self.linearize.order(read_only(self, _SeenJob)), whose, below=n)
+            source, n = f"{type(self.linearize).__name__}.order", len(self.graph)
+            order = whole_numbers(self.linearize.order(read_only(self, _SeenJob)), source, below=n)
             times = np.bincount(order, minlength=n)
             if (wrong := np.flatnonzero(times != 1)).size:
                 op, often = self.graph.op_names[wrong[0]], int(times[wrong[0]])
-                raise InputError(f"{whose} returned the op {op!r} {often} times, not once")
+                raise InputError(f"{source} returned the op {op!r} {often} times, not once")
         except InputError as error:
             raise error if error.op is not None else error.under("linearize") from None
         return order
@@ -237,13 +237,13 @@ class Job:
         """Return which op a linearizer put before one that it waits for; None: there is none."""
         if self.linearize is None:
             return None
-        place = np.argsort(self.order)
+        position = np.argsort(self.order)
         for op, before in enumerate(self.dag().predecessors):
-            late = next((each for each in before if place[each] > place[op]), None)
+            late = next((producer for producer in before if position[producer] > position[op]), None)
             if late is not None:
-                first, other = (self.graph.op_names[each] for each in (op, late))
-                whose = f"{type(self.linearize).__name__}.order"
-                return f"{whose} puts {first} before {other}, for which it waits"
+                first, other = (self.graph.op_names[producer] for producer in (op, late))
+                source = f"{type(self.linearize).__name__}.order"
+                return f"{source} puts {first} before {other}, for which it waits"
         return None
 
     @cached_property
@@ -264,17 +264,17 @@ class Job:
         if self.streams is None:
             return first
         lanes = np.array([d.lanes for d in self.machine.devices])[self.device_of]
-        whose = f"{type(self.streams).__name__}.assign"
-        return first + whole_numbers(self.lane, whose, below=lanes, of=self.graph.op_names)
+        owner = f"{type(self.streams).__name__}.assign"
+        return first + whole_numbers(self.lane, owner, below=lanes, of=self.graph.op_names)
 
     @frozen_property
     def lane(self) -> IntArray:
         """Stream of each op as assigned, counted within its device."""
         assert self.streams is not None
         try:
-            whose = f"{type(self.streams).__name__}.assign"
+            owner = f"{type(self.streams).__name__}.assign"
             return whole_numbers(
-                self.streams.assign(read_only(self, _SeenJob)), whose, len(self.graph), of=self.graph.op_names
+                self.streams.assign(read_only(self, _SeenJob)), owner, len(self.graph), of=self.graph.op_names
             )
         except InputError as error:
             raise error if error.op is not None else error.under("streams") from None
@@ -285,7 +285,7 @@ class Job:
         return longest_path_ns(self.graph, self.known_ns)
 
 
-_ASKED: Final = "asked for the seed"
+_SEED_USED: Final = "asked for the seed"
 
 
 class _ReadOnlyJob(Job):
@@ -304,7 +304,7 @@ class _SeenJob(_ReadOnlyJob):
     @property
     def seed(self) -> int:
         """The seed."""
-        vars(self)[_ASKED] = True
+        vars(self)[_SEED_USED] = True
         return int(vars(self)["seed"])
 
     @seed.setter
@@ -314,9 +314,9 @@ class _SeenJob(_ReadOnlyJob):
 
 def read_only(job: Job, kind: type[Job] = _ReadOnlyJob) -> Job:
     """Return the job as users' code sees it, sharing all of its derived results."""
-    seen = kind.__new__(kind)
-    object.__setattr__(seen, "__dict__", vars(job))
-    return seen
+    view = kind.__new__(kind)
+    object.__setattr__(view, "__dict__", vars(job))
+    return view
 
 
 class Tried(NamedTuple):

@@ -62,15 +62,15 @@ def first_able(
         allowed += _devices_of_pins(graph, machine)
         code = graph.pin_code - UNSET
     ops_of = Csr.group(code, np.arange(len(graph)), len(allowed))
-    found = np.full(len(graph), UNSET)
+    device_of = np.full(len(graph), UNSET)
     for pin, devices in enumerate(allowed):
         ops = ops_of.row(pin)
         best: dict[int, int] = {}  # the first of the devices with equal costs
         for device in sorted(devices, key=lambda d: _LAST.get(machine.devices[d].kind, 0)):
             best.setdefault(id(cost_ns[device]), device)
         for device in reversed(best.values()):  # the first one is written last, so it stays
-            found[ops[cost_ns[device][ops] != UNSET]] = device
-    return found
+            device_of[ops[cost_ns[device][ops] != UNSET]] = device
+    return device_of
 
 
 def _devices_of_pins(graph: Graph, machine: Machine) -> list[list[int]]:
@@ -81,16 +81,16 @@ def _devices_of_pins(graph: Graph, machine: Machine) -> list[list[int]]:
     InputError
         A pin names neither a device nor a kind of device of the machine.
     """
-    meant: dict[str, list[int]] = {}
+    by_word: dict[str, list[int]] = {}
     for d, device in enumerate(machine.devices):
         for word in dict.fromkeys((device.name, device.kind)):
-            meant.setdefault(word, []).append(d)
+            by_word.setdefault(word, []).append(d)
     for code, pin in enumerate(graph.pins):
-        if pin not in meant and (graph.pin_code == code).any():
+        if pin not in by_word and (graph.pin_code == code).any():
             op = int((graph.pin_code == code).argmax())
-            unknown = f"is pinned to {pin!r}, which is no device of the machine{hint(pin, meant)}"
+            unknown = f"is pinned to {pin!r}, which is no device of the machine{hint(pin, by_word)}"
             raise graph.fault(op, unknown, "device")
-    return [meant.get(pin, []) for pin in graph.pins]
+    return [by_word.get(pin, []) for pin in graph.pins]
 
 
 def off_its_pin(graph: Graph, machine: Machine, device_of: IntArray) -> int | None:
@@ -153,8 +153,8 @@ def tensor_devices(job: Job) -> IntArray:
     [0, 1]
     """
     home = input_devices(job.graph, job.machine)
-    made = job.graph.tensor_producer != UNSET
-    home[made] = job.device_of[job.graph.tensor_producer[made]]
+    produced = job.graph.tensor_producer != UNSET
+    home[produced] = job.device_of[job.graph.tensor_producer[produced]]
     return home
 
 
@@ -165,7 +165,7 @@ def crossing_reads(job: Job) -> tuple[BoolArray, IntArray, IntArray]:
     inputs that are not pinned. On a machine without links nothing crosses.
     """
     graph, home = job.graph, tensor_devices(job)
-    there = np.repeat(job.device_of, graph.inputs.counts())
+    reader = np.repeat(job.device_of, graph.inputs.counts())
     tensor = graph.inputs.indices
-    away = (home[tensor] != UNSET) & (home[tensor] != there) & bool(job.machine.links)
-    return away, there, home
+    away = (home[tensor] != UNSET) & (home[tensor] != reader) & bool(job.machine.links)
+    return away, reader, home

@@ -54,12 +54,12 @@ class Flow(NamedTuple):
     destination: IntArray
     nbytes: IntArray
 
-    def counts(self, which: BoolArray, iterations: int) -> IntArray:
-        """Return how many of the edges in `which` hold back each node, one row per iteration.
+    def counts(self, mask: BoolArray, iterations: int) -> IntArray:
+        """Return how many of the edges in `mask` hold back each node, one row per iteration.
 
         An edge of distance d does not hold back the first d iterations.
         """
-        consumer, distance = self.consumer[which], self.distance[which]
+        consumer, distance = self.consumer[mask], self.distance[mask]
         rows = [
             np.bincount(consumer[distance <= iteration], minlength=self.n_nodes)
             for iteration in range(min(iterations, int(distance.max(initial=0)) + 1))
@@ -104,28 +104,28 @@ def make_flow(job: Job) -> Flow:
     consumer = graph.inputs.rows()
     tensor, distance = graph.inputs.indices, graph.input_distance
     producer = graph.tensor_producer[tensor]
-    crossing, there, home = crossing_reads(job)
+    crossing, reader, home = crossing_reads(job)
 
     # One transfer per (tensor, destination), numbered by first use.
     n_devices = len(job.machine.devices)
-    which, keys, first_use = by_first_use(tensor[crossing] * n_devices + there[crossing])
+    number, keys, first_use = by_first_use(tensor[crossing] * n_devices + reader[crossing])
     moved, destination = np.divmod(keys, n_devices)
     transfer = np.full(len(tensor), UNSET)
-    transfer[crossing] = n + which
+    transfer[crossing] = n + number
 
     # Data edges keep the order in which consumers were added; a transfer takes the place of its first user.
     begins = ~crossing
     begins[np.flatnonzero(crossing)[first_use]] = True
     edge = np.flatnonzero(begins & (producer != UNSET))
-    into, behind = np.where(crossing, transfer, consumer), np.where(crossing, 0, distance)
+    head, lag = np.where(crossing, transfer, consumer), np.where(crossing, 0, distance)
     follower = graph.after.rows()
     return Flow(
         n_ops=n,
         n_nodes=n + len(keys),
         producer=np.concatenate((producer[edge], transfer[crossing], graph.after.indices)),
-        consumer=np.concatenate((into[edge], consumer[crossing], follower)),
+        consumer=np.concatenate((head[edge], consumer[crossing], follower)),
         carries=np.concatenate((tensor[edge], tensor[crossing], np.full(len(follower), UNSET))),
-        distance=np.concatenate((behind[edge], distance[crossing], graph.after_distance)),
+        distance=np.concatenate((lag[edge], distance[crossing], graph.after_distance)),
         tensor=moved,
         source=home[moved],
         destination=destination,
@@ -138,8 +138,8 @@ def node_name(job: Job, flow: Flow, node: int) -> str:
     if node < flow.n_ops:
         return job.graph.op_names[node]
     k = node - flow.n_ops
-    there = job.machine.devices[int(flow.destination[k])].name
-    return f"transfer of {job.graph.tensor_name(int(flow.tensor[k]))} to {there}"
+    destination = job.machine.devices[int(flow.destination[k])].name
+    return f"transfer of {job.graph.tensor_name(int(flow.tensor[k]))} to {destination}"
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -167,22 +167,22 @@ def host_groups(job: Job, tensor: IntArray, source: IntArray, destination: IntAr
         The tensors moved, and between which devices; one entry per transfer.
     """
     machine = job.machine
-    who = np.full(len(source), UNSET)  # the device with launched ops
-    over = np.array([link.host_copies for link in machine.links], bool)
-    if over.any():
+    served = np.full(len(source), UNSET)  # the device with launched ops
+    hosted = np.array([link.host_copies for link in machine.links], bool)
+    if hosted.any():
         routes, way = machine.distinct_routes(source, destination, tensor)
-        copied = np.array([over[list(route)].any() for _, _, route in routes], bool)[way]
-        who[copied] = source[copied]
+        copied = np.array([hosted[list(route)].any() for _, _, route in routes], bool)[way]
+        served[copied] = source[copied]
     pageable = np.array([device.pageable for device in machine.devices])
     if pageable.any():
         by_workers = np.array([device.workers > 0 for device in machine.devices])
-        there = np.where(by_workers[source], destination, source)
+        accelerator = np.where(by_workers[source], destination, source)
         needed = (by_workers[source] != by_workers[destination]) & (pageable[source] | pageable[destination])
-        who[needed] = there[needed]
-    if (who == UNSET).all():
-        return who
+        served[needed] = accelerator[needed]
+    if (served == UNSET).all():
+        return served
     process = None if job.process_of_tensor is None else job.process_of_tensor[tensor]
-    return np.where(who == UNSET, UNSET, job.groups_that_serve(np.maximum(who, 0), process))
+    return np.where(served == UNSET, UNSET, job.groups_that_serve(np.maximum(served, 0), process))
 
 
 def connection_bytes_per_s(
@@ -213,8 +213,8 @@ def holding_ops(job: Job) -> frozenset[int]:
 
 def awaited_ops(graph: Graph) -> list[int]:
     """Return the ops whose attributes make their issuer wait until they end."""
-    said = (graph.attribute(name).items() for name in ("host_waits", "pageable"))
-    return [op for each in said for op, waits in each if waits]
+    columns = (graph.attribute(name).items() for name in ("host_waits", "pageable"))
+    return [op for items in columns for op, waits in items if waits]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -266,12 +266,12 @@ class Travel(NamedTuple):
         limits = [connection_bytes_per_s(machine, source, destination, route)]
         limits += [machine.links[k].bandwidth_bytes_per_s for k in route]
         rates = tuple([rate for rate in limits if rate is not None])
-        least, latency_ns = min(rates, default=None), machine.latency_ns(route)
+        slowest, latency_ns = min(rates, default=None), machine.latency_ns(route)
         if not route or machine.links[route[0]].sharing != "fifo":
-            return cls(latency_ns, least)
+            return cls(latency_ns, slowest)
         chunks = [machine.links[k].chunk_bytes for k in route]
-        most = min((chunk for chunk in chunks if chunk is not None), default=None)
-        return cls(latency_ns, least, rates, most)
+        largest = min((chunk for chunk in chunks if chunk is not None), default=None)
+        return cls(latency_ns, slowest, rates, largest)
 
     def ns(self, nbytes: int) -> int:
         """Return the first whole ns at which all of `nbytes` have arrived."""
@@ -287,16 +287,16 @@ class Travel(NamedTuple):
         chunk may be held up at a different link.
         """
         chunk = self.chunk or max(nbytes, 1)
-        whole, last = divmod(nbytes, chunk)
-        if whole and not last:
-            whole, last = whole - 1, chunk
-        each = [Fraction(1, rate) for rate in self.queues]
-        if not whole:
-            return last * sum(each, Fraction(0))
+        full, last = divmod(nbytes, chunk)
+        if full and not last:
+            full, last = full - 1, chunk
+        seconds = [Fraction(1, rate) for rate in self.queues]
+        if not full:
+            return last * sum(seconds, Fraction(0))
         return max(
-            chunk * (sum(each[: q + 1], Fraction(0)) + (whole - 1) * max(each[: q + 1]))
-            + last * sum(each[q:], Fraction(0))
-            for q in range(len(each))
+            chunk * (sum(seconds[: q + 1], Fraction(0)) + (full - 1) * max(seconds[: q + 1]))
+            + last * sum(seconds[q:], Fraction(0))
+            for q in range(len(seconds))
         )
 
 
@@ -305,6 +305,6 @@ def travel_ns(
 ) -> IntArray:
     """Return the minimum travel time of each transfer."""
     routes, way = machine.distinct_routes(source, destination, tensor)
-    travels = [Travel.along(machine, *each) for each in routes]
-    different, which = distinct_rows(way, nbytes)
-    return np.array([travels[k].ns(size) for k, size in different], np.int64)[which]
+    travels = [Travel.along(machine, *route) for route in routes]
+    different, row = distinct_rows(way, nbytes)
+    return np.array([travels[k].ns(size) for k, size in different], np.int64)[row]

@@ -53,10 +53,10 @@ def even_nbytes(sends: Sequence[Sequence[int]]) -> int:
     240
     """
     n = len(sends)
-    out = [sum(row) - row[r] for r, row in enumerate(sends)]
-    back = [sum(column) - column[r] for r, column in enumerate(zip(*sends, strict=True))]
-    most: int = max(*out, *back, 0)
-    return -(-most * n // max(1, n - 1))
+    sent = [sum(row) - row[r] for r, row in enumerate(sends)]
+    received = [sum(column) - column[r] for r, column in enumerate(zip(*sends, strict=True))]
+    busiest: int = max(*sent, *received, 0)
+    return -(-busiest * n // max(1, n - 1))
 
 
 class CollectiveModel(Protocol):

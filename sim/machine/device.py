@@ -238,20 +238,20 @@ class Device:
 
     def __post_init__(self) -> None:
         """Raise on invalid numbers."""
-        whose, numbers = f"device {self.name!r}", "issue_ns launch_latency_ns gap_ns event_ns cores workers"
-        need_whole(self, whose, numbers, optional="memory_bytes")
-        need_whole(self, whose, "streams cores_per_op", optional="queue_depth staging_bytes_per_s", least=1)
+        owner, numbers = f"device {self.name!r}", "issue_ns launch_latency_ns gap_ns event_ns cores workers"
+        need_whole(self, owner, numbers, optional="memory_bytes")
+        need_whole(self, owner, "streams cores_per_op", optional="queue_depth staging_bytes_per_s", least=1)
         by_kind = self.issue_ns_by_kind
         costs = by_kind.values() if isinstance(by_kind, Mapping) else [None]
         if not all(isinstance(ns, int | float | np.integer) and ns >= 0 and ns % 1 == 0 for ns in costs):
-            raise InputError(f"{whose}: issue_ns_by_kind should be a mapping to whole ns, not {by_kind!r}")
+            raise InputError(f"{owner}: issue_ns_by_kind should be a mapping to whole ns, not {by_kind!r}")
         if self.cost is not None and not isinstance(self.cost, CostModel):
             raise InputError(
-                f"{whose}: its cost model, a {type(self.cost).__name__}, should extend "
+                f"{owner}: its cost model, a {type(self.cost).__name__}, should extend "
                 "sim.machine.device.CostModel"
             )
         if self.cores and self.cores_per_op > self.cores:
-            raise InputError(f"{whose}: an op takes {self.cores_per_op} cores of {self.cores}")
+            raise InputError(f"{owner}: an op takes {self.cores_per_op} cores of {self.cores}")
 
     @property
     def lanes(self) -> int:

@@ -67,10 +67,10 @@ class Link:
 
     def __post_init__(self) -> None:
         """Raise on invalid numbers."""
-        whose = f"link {self.name!r}"
-        need_whole(self, whose, "latency_ns overhead_ns")
+        owner = f"link {self.name!r}"
+        need_whole(self, owner, "latency_ns overhead_ns")
         rates = "bandwidth_bytes_per_s connection_bytes_per_s chunk_bytes"
-        need_whole(self, whose, "", optional=rates, least=1)
+        need_whole(self, owner, "", optional=rates, least=1)
 
     @property
     def is_contended(self) -> bool:
@@ -130,7 +130,7 @@ class Network(Protocol):
 # search goes on from there, the farther the more the searches from sources have cost. Among several links to
 # forward over, the hash of a flow chooses.
 
-_MOST_KEPT: Final = 1 << 22
+_MAX_CACHED: Final = 1 << 22
 """Maximum number of devices in all that was found from destinations and is kept."""
 
 
@@ -157,15 +157,15 @@ SHORTEST: Final = Routing()
 """The default routing."""
 
 
-def ecmp_hash(seed: int, source: str, destination: str, flow: int, at: str) -> int:
-    """Return the 64-bit hash by which the device `at` chooses one of its links for a flow.
+def ecmp_hash(seed: int, source: str, destination: str, flow: int, switch: str) -> int:
+    """Return the 64-bit hash by which the device `switch` chooses one of its links for a flow.
 
     Examples
     --------
     >>> ecmp_hash(0, "gpu0", "gpu1", 0, "leaf0") % 4, ecmp_hash(0, "gpu0", "gpu1", 1, "leaf0") % 4
     (0, 1)
     """
-    text = "\0".join((str(seed), source, destination, str(flow), at))
+    text = "\0".join((str(seed), source, destination, str(flow), switch))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -192,10 +192,10 @@ class Router:
                 links_at[device].append(k)
         # destination → device near it → the links to forward over; and the farthest
         self._near: dict[int, tuple[dict[int, list[int]], list[int]]] = {}
-        self._spent = Counter[int]()  # destination → number of links examined from sources
+        self._examined = Counter[int]()  # destination → number of links examined from sources
         # destination → device → latency from there, and the links to take (several: a flow chooses)
-        self._ways: dict[int, dict[int, tuple[int, list[int]]]] = {}
-        self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self._next_hops: dict[int, dict[int, tuple[int, list[int]]]] = {}
+        self._routes: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._given = {
             (position[a], position[b]): self._through([position[name] for name in (a, *via, b)])
             for (a, b), via in routing.given.items()
@@ -211,97 +211,97 @@ class Router:
             No links lead there.
         """
         key = (source, destination, flow if self.by_flow else 0)
-        found = self._known.get(key)
-        if found is None:
-            found = self._given.get((source, destination)) or self._walk(source, destination, key[2])
-            self._known[key] = found
-        return found
+        route = self._routes.get(key)
+        if route is None:
+            route = self._given.get((source, destination)) or self._walk(source, destination, key[2])
+            self._routes[key] = route
+        return route
 
     def _through(self, devices: Sequence[int]) -> tuple[int, ...]:
         """Return the links from each device to the next: among parallel ones, the first of least latency."""
-        found = []
+        links = []
         for a, b in pairwise(devices):
-            between = [k for k in self._links_at[0][a] if self._ends[1][k] == b]
-            if not between:
+            parallel = [k for k in self._links_at[0][a] if self._ends[1][k] == b]
+            if not parallel:
                 raise InfeasibleError(f"no link leads from {self._names[a]} to {self._names[b]}")
-            found.append(min(between, key=lambda k: self._links[k].latency_ns))
-        return tuple(found)
+            links.append(min(parallel, key=lambda k: self._links[k].latency_ns))
+        return tuple(links)
 
     def _walk(self, source: int, destination: int, flow: int) -> tuple[int, ...]:
-        there = self._ends[1]
-        ways = self._ways.setdefault(destination, {})
-        ways[destination] = 0, []
-        for at, links in reversed(self._onward(source, destination, ways).items()):
-            latency_ns = [self._latency_ns[k] + ways[there[k]][0] for k in links]
+        targets = self._ends[1]
+        next_hops = self._next_hops.setdefault(destination, {})
+        next_hops[destination] = 0, []
+        for device, links in reversed(self._onward(source, destination, next_hops).items()):
+            latency_ns = [self._latency_ns[k] + next_hops[targets[k]][0] for k in links]
             least_ns = min(latency_ns)
-            as_good = sorted(k for k, ns in zip(links, latency_ns, strict=True) if ns == least_ns)
-            ways[at] = least_ns, as_good if self.by_flow else as_good[:1]
-        at, path = source, []
-        while at != destination:
-            as_good, chosen = ways[at][1], 0
-            if len(as_good) > 1:
+            equal_cost = sorted(k for k, ns in zip(links, latency_ns, strict=True) if ns == least_ns)
+            next_hops[device] = least_ns, equal_cost if self.by_flow else equal_cost[:1]
+        device, path = source, []
+        while device != destination:
+            equal_cost, chosen = next_hops[device][1], 0
+            if len(equal_cost) > 1:
                 ends = self._names[source], self._names[destination]
-                chosen = ecmp_hash(self._routing.seed, *ends, flow, self._names[at]) % len(as_good)
-            path.append(as_good[chosen])
-            at = there[path[-1]]
+                chosen = ecmp_hash(self._routing.seed, *ends, flow, self._names[device]) % len(equal_cost)
+            path.append(equal_cost[chosen])
+            device = targets[path[-1]]
         return tuple(path)
 
-    def _onward(self, source: int, destination: int, known: Container[int]) -> dict[int, list[int]]:
+    def _onward(self, source: int, destination: int, settled: Container[int]) -> dict[int, list[int]]:
         """Return, for devices on shortest paths (fewest hops), the links to forward over; nearest first.
 
-        Devices that are `known` may be left out.
+        Devices that are `settled` may be left out.
 
         Raises
         ------
         InfeasibleError
             No links lead there.
         """
-        if source in known:
+        if source in settled:
             return {}
         out, into = self._links_at
-        if len(self._near) * len(self._names) > _MOST_KEPT:
+        if len(self._near) * len(self._names) > _MAX_CACHED:
             self._near.clear()
         near, rim = self._near.setdefault(destination, ({destination: []}, [destination]))
-        over, level = {source: list[int]()}, [source]  # device → links on the shortest paths from the source
-        while not (middle := [at for at in level if at in near]):
-            ahead, behind = sum(len(out[at]) for at in level), sum(len(into[at]) for at in rim)
+        reached, level = {source: list[int]()}, [source]  # device → links on shortest paths from the source
+        while not (middle := [device for device in level if device in near]):
+            ahead, behind = sum(len(out[d]) for d in level), sum(len(into[d]) for d in rim)
             if not ahead or not behind:
                 raise InfeasibleError(self._no_route(source, destination))
-            if behind < ahead + self._spent[destination]:
-                rim[:] = _step([k for at in rim for k in into[at]], self._ends[0], near)
+            if behind < ahead + self._examined[destination]:
+                rim[:] = _step([k for device in rim for k in into[device]], self._ends[0], near)
             else:
-                level = _step([k for at in level for k in out[at]], self._ends[1], over)
-                self._spent[destination] += ahead
+                level = _step([k for device in level for k in out[device]], self._ends[1], reached)
+                self._examined[destination] += ahead
         before: list[dict[int, list[int]]] = []  # by hops, from the middle to the source
         level = middle
         while level != [source]:
             before.append({})
-            for at in level:
-                for k in over[at]:
+            for device in level:
+                for k in reached[device]:
                     before[-1].setdefault(self._ends[0][k], []).append(k)
             level = list(before[-1])
-        found = {at: links for hop in reversed(before) for at, links in hop.items()}
+        forwarding = {device: links for hop in reversed(before) for device, links in hop.items()}
         level = middle
-        while level := [at for at in level if at not in known]:
-            found.update((at, near[at]) for at in level)
-            level = list(dict.fromkeys(self._ends[1][k] for at in level for k in near[at]))
-        return found
+        while level := [device for device in level if device not in settled]:
+            forwarding.update((device, near[device]) for device in level)
+            level = list(dict.fromkeys(self._ends[1][k] for device in level for k in near[device]))
+        return forwarding
 
     def _no_route(self, source: int, destination: int) -> str:
-        most = 20
-        known = [f"{link.source}->{link.destination}" for link in self._links]
-        more = f", ... ({len(known)} in all)" if len(known) > most else ""
+        limit = 20
+        pairs = [f"{link.source}->{link.destination}" for link in self._links]
+        more = f", ... ({len(pairs)} in all)" if len(pairs) > limit else ""
         return (
             f"no route of links leads from {self._names[source]} to {self._names[destination]}; the machine "
-            f"has {', '.join(known[:most])}{more}"
+            f"has {', '.join(pairs[:limit])}{more}"
         )
 
 
-def _step(links: Sequence[int], end: Sequence[int], over: dict[int, list[int]]) -> list[int]:
+def _step(links: Sequence[int], end: Sequence[int], visited: dict[int, list[int]]) -> list[int]:
     """Note in a search over which links it comes to devices that it has not seen, and return these."""
     reached: dict[int, list[int]] = {}
     for k in links:
-        if end[k] not in over:
+        if end[k] not in visited:
             reached.setdefault(end[k], []).append(k)
-    over |= reached
+    visited |= reached
     return list(reached)

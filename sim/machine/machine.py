@@ -19,7 +19,7 @@ from sim.machine.communicators import CollectiveModel
 from sim.machine.device import Device
 from sim.machine.links import SHORTEST, Link, Network, Router, Routing
 from sim.machine.task import Issuer
-from sim.notebook import alike, card, columns_that_speak
+from sim.notebook import alike, card, filled_columns
 
 # ----------------------------------------------------------------------------------------------------------
 # Folding: of several devices that do the same at the same time, only one is simulated.
@@ -86,11 +86,11 @@ class Folding:
 
     def seen_as(self, name: str) -> str:
         """Return the name that a device, or an op ``DEVICE/...``, has in the simulation."""
-        device, rest = name, ""
+        device, suffix = name, ""
         while device not in self._simulated and "/" in device:
             device, _, last = device.rpartition("/")
-            rest = f"/{last}{rest}"
-        return self._simulated[device] + rest if device in self._simulated else name
+            suffix = f"/{last}{suffix}"
+        return self._simulated[device] + suffix if device in self._simulated else name
 
     def report(self) -> dict[str, Any]:
         """Return the folding as results report it."""
@@ -194,14 +194,14 @@ class Machine:
         devices = alike(self.devices, _device_row, lambda device: device.name)
         kind = {device.name: device.kind for device in self.devices}
         links = alike(self.links, lambda link: _link_row(link, kind), lambda link: link.name)
-        return card(f"Machine: {self._sizes}", [], columns_that_speak(devices), columns_that_speak(links))
+        return card(f"Machine: {self._sizes}", [], filled_columns(devices), filled_columns(links))
 
     def __post_init__(self) -> None:
         """Raise on what is no device, link or host, and on duplicate and unknown names."""
-        for what, kind in (("devices", Device), ("links", Link), ("hosts", Host)):
-            given = getattr(self, what)
-            if not isinstance(given, Sequence) or not all(isinstance(each, kind) for each in given):
-                raise InputError(f"{what} should be a tuple of {kind.__name__}, not {clip_repr(given)}")
+        for attribute, kind in (("devices", Device), ("links", Link), ("hosts", Host)):
+            value = getattr(self, attribute)
+            if not isinstance(value, Sequence) or not all(isinstance(entry, kind) for entry in value):
+                raise InputError(f"{attribute} should be a tuple of {kind.__name__}, not {clip_repr(value)}")
         if not self.devices:
             raise InputError("a machine needs at least one device")
         names = [d.name for d in self.devices] + [link.name for link in self.links]
@@ -221,10 +221,10 @@ class Machine:
             pools = [name for name in host.serves if self.devices[self.device_index(name)].workers]
             sizes = [self.devices[self.device_index(name)].workers for name in pools]
             if len(set(sizes)) > 1:
-                each = ", ".join(f"{name} has {size}" for name, size in zip(pools, sizes, strict=True))
+                counts = ", ".join(f"{name} has {size}" for name, size in zip(pools, sizes, strict=True))
                 raise InputError(
                     f"the threads of host {host.name!r} are the workers of each of its CPUs, which have to "
-                    f"be equally many: {each}; give all the same workers"
+                    f"be equally many: {counts}; give all the same workers"
                 )
 
     def _check_media(self) -> None:
@@ -233,12 +233,12 @@ class Machine:
         for link in self.links:
             if link.medium:
                 first = media.setdefault(link.medium, link)
-                for what in ("bandwidth_bytes_per_s", "latency_ns", "sharing", "chunk_bytes"):
-                    one, other = getattr(first, what), getattr(link, what)
+                for attribute in ("bandwidth_bytes_per_s", "latency_ns", "sharing", "chunk_bytes"):
+                    one, other = getattr(first, attribute), getattr(link, attribute)
                     if one != other:
                         raise InputError(
                             f"links {first.name!r} and {link.name!r} are one medium, {link.medium!r}, and "
-                            f"differ in {what.partition('_')[0]}: {one} and {other}"
+                            f"differ in {attribute.partition('_')[0]}: {one} and {other}"
                         )
 
     @cached_property
@@ -288,21 +288,21 @@ class Machine:
 
     @cached_property
     def _issuers(self) -> tuple[Issuer, ...]:
-        out: list[Issuer] = []
+        issuers: list[Issuer] = []
         for group, host in enumerate(self.hosts_in_order):
             served = tuple(self.device_index(name) for name in host.serves)
             pools = [i for i in served if self.devices[i].workers]
             if not pools:
                 for t in range(host.threads):
                     name = host.name if host.threads == 1 else f"{host.name}{t}"
-                    out.append(Issuer(len(out), name, group, False, served, -1))
+                    issuers.append(Issuer(len(issuers), name, group, False, served, -1))
             else:
                 for w in range(self.devices[pools[0]].workers):
                     lane, *others = (self.first_stream[i] + w for i in pools)
                     name = f"{self.devices[pools[0]].name if len(pools) == 1 else host.name}/w{w}"
                     more = dict(zip(pools[1:], others, strict=True))
-                    out.append(Issuer(len(out), name, group, True, served, lane, more))
-        return tuple(out)
+                    issuers.append(Issuer(len(issuers), name, group, True, served, lane, more))
+        return tuple(issuers)
 
     @cached_property
     def hosts_in_order(self) -> tuple[Host, ...]:
@@ -381,10 +381,10 @@ class Machine:
         columns = [source, destination]
         if self.links and self.router.by_flow:
             columns.append(tensor)
-        different, which = distinct_rows(*columns)
-        found: dict[tuple[int, int, tuple[int, ...]], int] = {}
-        of = [found.setdefault((a, b, self.route(a, b, *flow)), len(found)) for a, b, *flow in different]
-        return list(found), np.array(of, np.int64)[which]
+        different, row = distinct_rows(*columns)
+        index: dict[tuple[int, int, tuple[int, ...]], int] = {}
+        codes = [index.setdefault((a, b, self.route(a, b, *flow)), len(index)) for a, b, *flow in different]
+        return list(index), np.array(codes, np.int64)[row]
 
 
 def _device_row(device: Device) -> dict[str, str]:

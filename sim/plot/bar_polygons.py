@@ -31,9 +31,9 @@ _LARGEST, _SMALLEST = 10.0, 5.5
 
 
 def draw_bars(
-    ax: Axes, bars: Bars, colours: Mapping[str, str], until: int, marked: BoolArray | None = None
+    ax: Axes, bars: Bars, colours: Mapping[str, str], end_ns: int, marked: BoolArray | None = None
 ) -> None:
-    """Draw bars into axes that end at `until` ns (`sim.plot.figure.scale_time`).
+    """Draw bars into axes that end at `end_ns` ns (`sim.plot.figure.scale_time`).
 
     If some are `marked`, the others are pale.
     """
@@ -45,19 +45,19 @@ def draw_bars(
     face = palette[bars.kind]
     if marked is not None:
         face[~marked, 3] = _PALE
-    height, scale = HEIGHT / bars.n_levels, time_unit(until)[0]
+    height, scale = HEIGHT / bars.n_levels, time_unit(end_ns)[0]
     top = bars.lane - HEIGHT / 2 + bars.level * height
     left, right, bottom = bars.start / scale, bars.end / scale, top + height
     corners = np.stack((left, top, left, bottom, right, bottom, right, top), axis=-1).reshape(-1, 4, 2)
-    wide = bars.end - bars.start > until / 400  # an edge around a thinner bar would hide it
+    wide = bars.end - bars.start > end_ns / 400  # an edge around a thinner bar would hide it
     if not wide.all():
         _draw_mixed(ax, corners[~wide, 0], corners[~wide, 2], face[~wide])
     groups: list[tuple[BoolArray, float, Any, str]] = []
     for pattern in sorted(set(hatch.values())):
-        here = wide & np.isin(bars.kind, [k for k, kind in enumerate(bars.kinds) if hatch[kind] == pattern])
-        groups.append((here, 0.5, paper(), pattern))
+        mask = wide & np.isin(bars.kind, [k for k, kind in enumerate(bars.kinds) if hatch[kind] == pattern])
+        groups.append((mask, 0.5, paper(), pattern))
         if marked is not None:
-            groups.append((here & marked, 1.0, ink(), pattern))
+            groups.append((mask & marked, 1.0, ink(), pattern))
     for some, edge, colour, pattern in groups:
         if some.any():
             collection = PolyCollection(
@@ -88,10 +88,10 @@ def _draw_mixed(ax: Axes, start: FloatArray, end: FloatArray, face: FloatArray) 
             left, right = ((pixels(corner)[:, 0] - box.x0) * finer for corner in (start, end))
             columns = np.zeros((len(top), int(np.ceil(box.width * finer)) + 1, 4))
             first = np.floor(left).astype(np.int64)
-            for at in (first + k for k in range(int(np.ceil((right - left).max())) + 1)):
-                share = np.clip(np.minimum(right, at + 1) - np.maximum(left, at), 0, 1)
-                seen = (share > 0) & (at >= 0) & (at < columns.shape[1])
-                np.add.at(columns, (row[seen], at[seen]), share[seen, None] * ink[seen])
+            for pixel in (first + k for k in range(int(np.ceil((right - left).max())) + 1)):
+                share = np.clip(np.minimum(right, pixel + 1) - np.maximum(left, pixel), 0, 1)
+                visible = (share > 0) & (pixel >= 0) & (pixel < columns.shape[1])
+                np.add.at(columns, (row[visible], pixel[visible]), share[visible, None] * ink[visible])
             columns[..., :3] /= np.maximum(columns[..., 3:], 1e-9)
             image = np.round(255 * np.minimum(columns, 1)).astype(np.uint8)
             context = renderer.new_gc()
@@ -129,32 +129,32 @@ def points_of(ax: Axes, share_of: int = 1) -> tuple[float, float]:
     """
     figure = ax.get_figure(root=True)
     assert figure is not None
-    (width, height), place = 72 * figure.get_size_inches(), ax.get_position()
-    beside = [ax.get_yticklabels(), *(legend.get_texts() for legend in figure.legends)]
-    widths = ([float(len(text.get_text()) * text.get_fontsize()) for text in texts] for texts in beside)
-    names = sum(max(each, default=0.0) for each in widths)
-    return min(place.width * width, width - 40 - names * _WIDTH), place.height * height / max(1, share_of)
+    (width, height), box = 72 * figure.get_size_inches(), ax.get_position()
+    neighbours = [ax.get_yticklabels(), *(legend.get_texts() for legend in figure.legends)]
+    widths = ([float(len(text.get_text()) * text.get_fontsize()) for text in texts] for texts in neighbours)
+    names = sum(max(lengths, default=0.0) for lengths in widths)
+    return min(box.width * width, width - 40 - names * _WIDTH), box.height * height / max(1, share_of)
 
 
 # ----------------------------------------------------------------------------------------------------------
 # Overlays on the bars of a chart: arrows from lane to lane, and the critical path.
 
 
-def draw_path(ax: Axes, path: PathSteps, until: int) -> None:
+def draw_path(ax: Axes, path: PathSteps, end_ns: int) -> None:
     """Draw a line from each step of the critical path to the next, from edge to edge of wide bars."""
     lines: list[list[tuple[float, float]]] = [[]]
-    wide, scale = (path.bar != UNSET) & (path.end - path.start > until / 400), time_unit(until)[0]
+    wide, scale = (path.bar != UNSET) & (path.end - path.start > end_ns / 400), time_unit(end_ns)[0]
     for lane, start, end, ends_line in zip(path.lane, path.start, path.end, wide, strict=True):
         lines[-1].append((start / scale, lane))
         if ends_line:
             lines.append([])
         lines[-1].append((end / scale, lane))
     for k, line in enumerate(lines):
-        for at, other in ((0, 1), (-1, -2)):
-            outermost = (k == 0 and at == 0) or (k == len(lines) - 1 and at == -1)
+        for index, other in ((0, 1), (-1, -2)):
+            outermost = (k == 0 and index == 0) or (k == len(lines) - 1 and index == -1)
             if len(line) > 1 and not outermost:  # all other ends are at bars
-                (x, y), (_, towards) = line[at], line[other]
-                line[at] = x, y + HEIGHT / 2 * np.sign(towards - y)
+                (x, y), (_, towards) = line[index], line[other]
+                line[index] = x, y + HEIGHT / 2 * np.sign(towards - y)
     for colour, width in ((paper(), 2.8), (ink(), 1.2)):  # a rim contrasts with bars of any colour
         for line in lines:
             if len(line) > 1:
@@ -186,7 +186,7 @@ def draw_arrows(ax: Axes, trace: Record, bars: Bars, scale: int) -> None:
 #     gpu0/0   ▇▇▇block/conv1▇▇▇▇▇conv2▇▇        a name, or the part after one of its slashes
 #     rank0/0  ▇0▇▇1▇▇▇0▇▇▇2▇▇▇▇1▇▇▇▇            slots of a pipeline without room for names: micro-batches
 
-_MOST: Final = 1_500
+_MAX_NAMED: Final = 1_500
 """Maximum number of named bars in a chart; more take longer to draw than the rest of the picture."""
 _WIDTH: Final = 4.5 / 7
 """Width of a letter relative to its size."""
@@ -201,7 +201,7 @@ def names_in_bars(
     trace: Record,
     bars: Bars,
     fills: Sequence[str],
-    until: int,
+    end_ns: int,
     lane_points: float,
     marked: IntArray | None = None,
 ) -> None:
@@ -218,30 +218,30 @@ def names_in_bars(
     bars : Bars
     fills : sequence of str
         Colour of each kind of bar, as drawn.
-    until : int
+    end_ns : int
         Where the axes end, in ns.
     lane_points : float
         Height of a lane, in points.
     marked : array of int64, optional
     """
     length, slot = bars.end - bars.start, micro_batches(trace, bars)
-    roomy = np.flatnonzero((length * points_of(ax)[0] > until * 6) & (bars.row != UNSET))
+    roomy = np.flatnonzero((length * points_of(ax)[0] > end_ns * 6) & (bars.row != UNSET))
     lanes = [lane.rpartition("/")[0] for lane in bars.lanes]
 
     def texts(k: int) -> list[str]:
         return forms(trace.name_of(int(bars.row[k])), lanes[int(bars.lane[k])])
 
-    room = length / until * points_of(ax)[0] - 3
+    room = length / end_ns * points_of(ax)[0] - 3
     slots = roomy[slot[roomy] != UNSET].tolist()
     numbered = any(len(texts(k)[0]) * _WIDTH * _LARGEST_IN_BAR > room[k] for k in slots)
 
     write_names(
         ax,
         bars,
-        roomy[np.argsort(-length[roomy], kind="stable")][:_MOST],
+        roomy[np.argsort(-length[roomy], kind="stable")][:_MAX_NAMED],
         lambda k: [str(slot[k])] if numbered and slot[k] != UNSET else texts(k),
         fills,
-        until=until,
+        end_ns=end_ns,
         lane_points=lane_points,
         pale=None if marked is None else ~np.isin(bars.row, marked),
         smaller=numbered,
@@ -259,7 +259,7 @@ def forms(name: str, device: str = "") -> list[str]:
     name = (name.removeprefix(f"{device}/") if device else name) or name
     parts = name.split("/")
     rests = ("/".join(parts[k:]) for k in range(1, len(parts)))
-    return [name, *(rest for rest in rests if rest and not rest.isdecimal())]
+    return [name, *(suffix for suffix in rests if suffix and not suffix.isdecimal())]
 
 
 def write_names(
@@ -269,7 +269,7 @@ def write_names(
     texts: Callable[[int], Sequence[str]],
     fills: Sequence[str],
     *,
-    until: int,
+    end_ns: int,
     lane_points: float,
     pale: BoolArray | None = None,
     smaller: bool = False,
@@ -284,14 +284,14 @@ def write_names(
         The bars that may get a name, in order.
     texts : callable
         Returns the possible texts for a bar, best first.
-    fills, until, lane_points
+    fills, end_ns, lane_points
         As for `names_in_bars`.
     pale : array of bool, optional
         Bars that are pale, as are their names.
     smaller : bool
         Whether letters shrink if a text does not fit.
     """
-    points, scale = points_of(ax)[0] / until, time_unit(until)[0]
+    points, scale = points_of(ax)[0] / end_ns, time_unit(end_ns)[0]
     for k in order.tolist():
         room, height = (bars.end[k] - bars.start[k]) * points - 3, HEIGHT / bars.n_levels[k]
         size = min(_LARGEST_IN_BAR, 0.95 * height * lane_points)

@@ -14,7 +14,7 @@ from sim.explain.derived import DerivedColumns
 from sim.explain.path import executed_path
 from sim.graph.graph import Graph
 from sim.job.costs import issue_costs_ns
-from sim.plot.figure import told_time
+from sim.plot.figure import time_text
 from sim.plot.theme import LAUNCH, TRANSFER, WAITING
 from sim.record.dependencies import edges_among
 from sim.record.record import Record
@@ -55,9 +55,9 @@ class Bars:
         """Return the number of bars."""
         return len(self.lane)
 
-    def some(self, which: IntArray) -> Bars:
+    def some(self, rows: IntArray) -> Bars:
         """Return the bars at some positions, or where a mask is true."""
-        return Bars(self.lanes, self.kinds, *(column[which] for column in self._columns))
+        return Bars(self.lanes, self.kinds, *(column[rows] for column in self._columns))
 
     @property
     def _columns(self) -> tuple[IntArray, ...]:
@@ -68,12 +68,12 @@ class Bars:
 
         Ops that take no time are invisible.
         """
-        seen = np.zeros(len(self.lanes), bool)
-        seen[self.lane[self.end > self.start]] = True
-        order = np.argsort(~seen, kind="stable")
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        return replace(self, lanes=[self.lanes[k] for k in order], lane=place[self.lane]), int(seen.sum())
+        visible = np.zeros(len(self.lanes), bool)
+        visible[self.lane[self.end > self.start]] = True
+        order = np.argsort(~visible, kind="stable")
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        return replace(self, lanes=[self.lanes[k] for k in order], lane=rank[self.lane]), int(visible.sum())
 
     def without_empty_lanes(self) -> Bars:
         """Return the bars without visibly empty lanes."""
@@ -92,20 +92,20 @@ class Bars:
             return self
         thin = self.some(np.flatnonzero(narrow))
         column = thin.start // column_ns
-        place = (thin.lane * (until_ns // column_ns + 2) + column) * len(self.kinds) + thin.kind
-        each, first, which = np.unique(place, return_index=True, return_inverse=True)
-        width = sums_by(which, thin.end - thin.start, len(each))
-        spot = each // len(self.kinds)
+        key = (thin.lane * (until_ns // column_ns + 2) + column) * len(self.kinds) + thin.kind
+        keys, first, key_of = np.unique(key, return_index=True, return_inverse=True)
+        width = sums_by(key_of, thin.end - thin.start, len(keys))
+        spot = keys // len(self.kinds)
         before = np.cumsum(width) - width
         leader = np.searchsorted(spot, spot)  # the first kind of the column
         start = column[first] * column_ns + before - before[leader]
-        merged = replace(thin.some(first), start=start, end=start + width, row=np.full(len(each), UNSET))
-        rest = self.some(np.flatnonzero(~narrow))
-        both = zip(rest._columns, merged._columns, strict=True)
-        return Bars(self.lanes, self.kinds, *map(np.concatenate, both))
+        merged = replace(thin.some(first), start=start, end=start + width, row=np.full(len(keys), UNSET))
+        wide = self.some(np.flatnonzero(~narrow))
+        pairs = zip(wide._columns, merged._columns, strict=True)
+        return Bars(self.lanes, self.kinds, *map(np.concatenate, pairs))
 
 
-_FEW: Final = 12
+_MAX_COLOURED_OPS: Final = 12
 """Maximum number of ops that get a colour each, if nothing else distinguishes them."""
 
 
@@ -113,7 +113,7 @@ def coloured_by(graph: Graph) -> tuple[Sequence[str], IntArray]:
     """Return what the colours of bars stand for, and the index of each op's: its kind, or, for few ops
     without kinds, its name.
     """
-    if graph.kinds == ("op",) and len(graph) <= _FEW:
+    if graph.kinds == ("op",) and len(graph) <= _MAX_COLOURED_OPS:
         return graph.op_names, np.arange(len(graph))
     return graph.kinds, graph.kind_code
 
@@ -130,8 +130,8 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
         Whether host threads get lanes with their launches, above the streams.
     """
     graph, machine, tasks = trace.job.graph, trace.job.machine, trace.tasks
-    own, code = coloured_by(graph)
-    kinds = [*own, WAITING, LAUNCH, TRANSFER]
+    op_kinds, code = coloured_by(graph)
+    kinds = [*op_kinds, WAITING, LAUNCH, TRANSFER]
     ran = np.flatnonzero(trace.executed)
     lanes: list[str] = []
     parts: list[tuple[IntArray, ...]] = []
@@ -139,9 +139,9 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
     def add(
         group: IntArray, names: Sequence[str], kind: IntArray, start: IntArray, end: IntArray, row: IntArray
     ) -> None:
-        used, which = np.unique(group, return_inverse=True)
-        level, n_levels = levels(start, end, which, len(used))
-        parts.append((which + len(lanes), kind, start, end, level, n_levels[which], row))
+        used, lane_of = np.unique(group, return_inverse=True)
+        level, n_levels = levels(start, end, lane_of, len(used))
+        parts.append((lane_of + len(lanes), kind, start, end, level, n_levels[lane_of], row))
         lanes.extend(names[k] for k in used.tolist())
 
     if issuers:
@@ -151,9 +151,9 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
         by_issue = by_issue[paid[by_issue] > 0]
         launched, paid = launched[by_issue], paid[by_issue]
         issue = tasks["issue_ns"][launched]
-        who = [issuer.name for issuer in machine.issuers()]
+        issuer_names = [issuer.name for issuer in machine.issuers()]
         kind, nobody = (np.full(len(launched), code) for code in (len(kinds) - 2, UNSET))
-        add(tasks["issuer"][launched], who, kind, issue - paid, issue, nobody)
+        add(tasks["issuer"][launched], issuer_names, kind, issue - paid, issue, nobody)
     streams, lane = trace.lanes
     kind, row, begins = code[tasks["op"][ran]], ran, trace.begins_ns
     start, end = begins[ran], tasks["end_ns"][ran]
@@ -161,7 +161,7 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
     early = np.flatnonzero(meets & (tasks["start_ns"] < begins))  # their ranks had not met yet
     if len(early):
         ran, row = np.concatenate((ran, early)), np.concatenate((ran, np.full(len(early), UNSET)))
-        kind = np.concatenate((kind, np.full(len(early), len(own))))
+        kind = np.concatenate((kind, np.full(len(early), len(op_kinds))))
         start = np.concatenate((start, tasks["start_ns"][early]))
         end = np.concatenate((end, begins[early]))
         by_start = np.lexsort((end, start))
@@ -173,8 +173,8 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
         pairs = [f"{source}→{destination}" for source in names for destination in names]
         rows = np.arange(len(moved["tensor"]))
         pair = moved["source"] * len(names) + moved["destination"]
-        each = np.full(len(rows), len(kinds) - 1)
-        add(pair, pairs, each, moved["start_ns"], moved["end_ns"], len(trace) + rows)
+        transfer_kind = np.full(len(rows), len(kinds) - 1)
+        add(pair, pairs, transfer_kind, moved["start_ns"], moved["end_ns"], len(trace) + rows)
     return Bars(lanes, kinds, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
@@ -182,17 +182,17 @@ def title_of(name: str, trace: Record, until_ns: int) -> str:
     """Return the title of a run: its name, if it has one, its makespan, and whether ranks are folded."""
     folding = trace.job.machine.folding
     folded = "" if folding is None else f"; {folding.describe()}"
-    return f"{f'{name}: ' if name else ''}{told_time(trace.makespan_ns, until_ns)}{folded}"
+    return f"{f'{name}: ' if name else ''}{time_text(trace.makespan_ns, until_ns)}{folded}"
 
 
 def micro_batches(trace: Record, bars: Bars) -> IntArray:
     """Return the micro-batch of each bar that is a slot of a pipeline's schedule; -1 for others."""
-    graph, found = trace.job.graph, np.full(len(bars), UNSET)
+    graph, batch = trace.job.graph, np.full(len(bars), UNSET)
     of_task = np.flatnonzero((bars.row != UNSET) & (bars.row < len(trace)))
     op = trace.tasks["op"][bars.row[of_task]]
     is_slot = np.array([kind in graph.phases for kind in graph.kinds], bool)[graph.kind_code[op]]
-    found[of_task[is_slot]] = graph.micro_batch[op[is_slot]]
-    return found
+    batch[of_task[is_slot]] = graph.micro_batch[op[is_slot]]
+    return batch
 
 
 def arrows_of(trace: Record, bars: Bars) -> tuple[IntArray, IntArray]:
@@ -204,8 +204,8 @@ def arrows_of(trace: Record, bars: Bars) -> tuple[IntArray, IntArray]:
     named = np.flatnonzero(bars.row != UNSET)
     bar[bars.row[named]] = named
     source, target = (bar[rows] for rows in edges_among(trace, bar != UNSET))
-    apart = bars.lane[source] != bars.lane[target]
-    return source[apart], target[apart]
+    crossing = bars.lane[source] != bars.lane[target]
+    return source[crossing], target[crossing]
 
 
 class PathSteps(NamedTuple):
@@ -225,7 +225,7 @@ class PathSteps(NamedTuple):
     bar: IntArray
 
 
-def path_of(facts: DerivedColumns, whole: Bars, shown: Bars) -> PathSteps:
+def path_of(facts: DerivedColumns, all_bars: Bars, drawn: Bars) -> PathSteps:
     """Return the executed critical path through a chart.
 
     A step that is a wait or an issue is on the lane of the task that waits or is issued.
@@ -234,12 +234,12 @@ def path_of(facts: DerivedColumns, whole: Bars, shown: Bars) -> PathSteps:
     ----------
     facts : DerivedColumns
         Derived columns of the trace.
-    whole, shown : Bars
+    all_bars, drawn : Bars
         All bars of the trace, and those drawn (`Bars.pack`).
     """
     trace = facts.trace
     lane_of, bar_of = (np.full(len(trace) + len(trace.transfers["tensor"]), UNSET) for _ in range(2))
-    for bars, column, values in ((whole, lane_of, whole.lane), (shown, bar_of, np.arange(len(shown)))):
+    for bars, column, values in ((all_bars, lane_of, all_bars.lane), (drawn, bar_of, np.arange(len(drawn)))):
         named = bars.row != UNSET
         column[bars.row[named]] = values[named]
     steps = [step for step in executed_path(facts) if lane_of[step.row] != UNSET]

@@ -23,7 +23,7 @@ from sim.diff.differences import Differences
 from sim.diff.schedule import OpSchedule
 from sim.plot.bar_polygons import HEIGHT, draw_bars, forms, name_lanes, write_names
 from sim.plot.bars import Bars
-from sim.plot.figure import new_figure, scale_time, told_time
+from sim.plot.figure import new_figure, scale_time, time_text
 from sim.plot.legend import Entry, handles_of
 from sim.plot.theme import ink, is_print, plain, shade
 
@@ -45,7 +45,7 @@ _COLOURS: Final = {
 }
 """Okabe and Ito's colours and tints of them; grey for what does not matter."""
 _WORDS: Final = list(_COLOURS)
-_LITTLE: Final = 10
+_LITTLE_DIVISOR: Final = 10
 """An op that moved by less than the largest move divided by this moved a little."""
 _LANE_INCHES: Final = 0.3
 _MOST_LANES: Final = 60
@@ -78,38 +78,38 @@ def diff_gantt(differences: Differences) -> Figure:
     ['A  before: 1.5 us', 'B  after: 2.5 us']
     """
     d = differences
-    until = max(d.a.makespan_ns, d.b.makespan_ns, 1)
+    end_ns = max(d.a.makespan_ns, d.b.makespan_ns, 1)
     lanes = _lanes(d)
     inches = _LANE_INCHES * max(1, len(lanes))
     figure, axes = new_figure(2, height=1.4 + 2 * (0.4 + inches))
-    seen: set[int] = set()
+    kinds: set[int] = set()
     for ax, letter, schedule, changes in zip(axes, "AB", (d.a, d.b), _changes(d), strict=True):
         bars = _bars(schedule, lanes, changes)
-        seen |= set(bars.kind[bars.end > bars.start].tolist())
-        scale = scale_time(ax, until)
-        draw_bars(ax, bars.pack(until), _COLOURS, until)
+        kinds |= set(bars.kind[bars.end > bars.start].tolist())
+        scale = scale_time(ax, end_ns)
+        draw_bars(ax, bars.pack(end_ns), _COLOURS, end_ns)
         name_lanes(ax, lanes, 72 * _LANE_INCHES)
-        _names(ax, schedule, bars, until)
-        ax.set_xlim(0, until / scale)
-        plain(ax, f"{letter}  {schedule.title}: {told_time(schedule.makespan_ns, until)}", "x")
+        _names(ax, schedule, bars, end_ns)
+        ax.set_xlim(0, end_ns / scale)
+        plain(ax, f"{letter}  {schedule.title}: {time_text(schedule.makespan_ns, end_ns)}", "x")
         ax.axvline(schedule.makespan_ns / scale, color=ink(), linewidth=0.8, linestyle=":")
         if d.first is not None:
             _mark_first(ax, d, letter == "A", lanes, scale)
         ax.label_outer()
-    _legend(figure, seen, d)
+    _legend(figure, kinds, d)
     return figure
 
 
 def _lanes(d: Differences) -> list[str]:
     """Return the lanes on which anything is shown: those of A in its order, then those only in B."""
-    found: dict[str, None] = {}
+    lanes: dict[str, None] = {}
     for schedule in (d.a, d.b):
         used = np.unique(schedule.lane[_rows_shown(schedule)]).tolist()
-        found |= dict.fromkeys(schedule.lanes[lane] for lane in used)
+        lanes |= dict.fromkeys(schedule.lanes[lane] for lane in used)
     # A lane of B comes after those of its device.
-    order = {lane: k for k, lane in enumerate(found)}
+    order = {lane: k for k, lane in enumerate(lanes)}
     first = {lane.rpartition("/")[0] or lane: k for lane, k in reversed(order.items())}
-    return sorted(found, key=lambda lane: (first[lane.rpartition("/")[0] or lane], order[lane]))[:_MOST_LANES]
+    return sorted(lanes, key=lambda lane: (first[lane.rpartition("/")[0] or lane], order[lane]))[:_MOST_LANES]
 
 
 def _rows_shown(schedule: OpSchedule) -> IntArray:
@@ -122,9 +122,9 @@ def _changes(d: Differences) -> Iterator[IntArray]:
     of_pair = np.full(len(d.pairs.a), _SAME)
     of_pair[d.resized] = _RESIZED
     for way, far, near in ((-1, _EARLIER, _EARLIER_A_LITTLE), (1, _LATER, _LATER_A_LITTLE)):
-        by = np.where(d.moved, way * d.moved_ns, 0)
-        of_pair[by > 0] = near
-        of_pair[(by > 0) & (_LITTLE * by >= np.abs(d.moved_ns).max(initial=0))] = far
+        shift = np.where(d.moved, way * d.moved_ns, 0)
+        of_pair[shift > 0] = near
+        of_pair[(shift > 0) & (_LITTLE_DIVISOR * shift >= np.abs(d.moved_ns).max(initial=0))] = far
     for schedule, paired in ((d.a, d.pairs.a), (d.b, d.pairs.b)):
         change = np.where(schedule.compared, _ONLY, _FILLER)
         change[paired] = of_pair
@@ -133,16 +133,16 @@ def _changes(d: Differences) -> Iterator[IntArray]:
 
 def _bars(schedule: OpSchedule, lanes: list[str], changes: IntArray) -> Bars:
     numbers = {lane: k for k, lane in enumerate(lanes)}
-    place = np.array([numbers.get(lane, -1) for lane in schedule.lanes], np.int64)
+    lane_of = np.array([numbers.get(lane, -1) for lane in schedule.lanes], np.int64)
     rows = _rows_shown(schedule)
-    rows = rows[place[schedule.lane[rows]] >= 0]
+    rows = rows[lane_of[schedule.lane[rows]] >= 0]
     rows = rows[np.lexsort((schedule.end_ns[rows], schedule.start_ns[rows]))]
-    lane, start, end = place[schedule.lane[rows]], schedule.start_ns[rows], schedule.end_ns[rows]
+    lane, start, end = lane_of[schedule.lane[rows]], schedule.start_ns[rows], schedule.end_ns[rows]
     level, n_levels = levels(start, end, lane, len(lanes))
     return Bars(lanes, _WORDS, lane, changes[rows], start, end, level, n_levels[lane], rows)
 
 
-def _names(ax: Axes, schedule: OpSchedule, bars: Bars, until: int) -> None:
+def _names(ax: Axes, schedule: OpSchedule, bars: Bars, end_ns: int) -> None:
     """Write names into the longest bars that have room for them."""
     write_names(
         ax,
@@ -150,7 +150,7 @@ def _names(ax: Axes, schedule: OpSchedule, bars: Bars, until: int) -> None:
         np.argsort(bars.start - bars.end, kind="stable")[:_MOST_NAMES],
         lambda k: forms(schedule.names[int(bars.row[k])]),
         [shade(colour) for colour in _COLOURS.values()],
-        until=until,
+        end_ns=end_ns,
         lane_points=72 * _LANE_INCHES,
     )
 
@@ -167,14 +167,14 @@ def _mark_first(ax: Axes, d: Differences, is_a: bool, lanes: list[str], scale: i
         ax.plot([start / scale], [y], marker="v", markersize=7, color=ink(), clip_on=False, zorder=5)
 
 
-def _legend(figure: Figure, seen: set[int], d: Differences) -> None:
+def _legend(figure: Figure, kinds: set[int], d: Differences) -> None:
     from matplotlib.lines import Line2D
 
-    words = [_WORDS[change] for change in sorted(seen)]
+    words = [_WORDS[change] for change in sorted(kinds)]
     handles = handles_of([Entry(word, (word,), (_COLOURS[word],)) for word in words], _COLOURS)
     if d.first is not None:
         first = Line2D([], [], color=ink(), marker="v", linestyle="--", linewidth=0.9)
         handles["the first that moved"] = first
     roomy: dict[str, Any] = {"handlelength": 3.0, "handleheight": 1.7} if is_print() else {}
-    place: Final = "outside lower center"
-    figure.legend(handles.values(), handles, loc=place, ncols=3, frameon=False, fontsize=8, **roomy)
+    location: Final = "outside lower center"
+    figure.legend(handles.values(), handles, loc=location, ncols=3, frameon=False, fontsize=8, **roomy)

@@ -70,11 +70,11 @@ def save(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
     varies = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
     if kind not in varies:
         raise InputError(f"{target}: a picture's name ends in .png, .svg or .pdf")
-    whole = figure.get_figure(root=True)
-    assert whole is not None
-    same = matplotlib.rc_context({"svg.hashsalt": "sim"})
-    with atomic_path(target) as beside, same, _one_warning_of_glyphs(target):
-        whole.savefig(beside, format=kind, dpi=150, metadata={varies[kind]: None})
+    root = figure.get_figure(root=True)
+    assert root is not None
+    fixed_ids = matplotlib.rc_context({"svg.hashsalt": "sim"})
+    with atomic_path(target) as temporary, fixed_ids, _one_warning_of_glyphs(target):
+        root.savefig(temporary, format=kind, dpi=150, metadata={varies[kind]: None})
 
 
 @contextlib.contextmanager
@@ -84,15 +84,15 @@ def _one_warning_of_glyphs(target: Path) -> Iterator[None]:
         warnings.filterwarnings("always", message="Glyph ", category=UserWarning)
         yield
     missing: dict[str, None] = {}
-    for each in caught:
-        found = re.match(r"Glyph (\d+) ", str(each.message))
-        if found:
-            missing[chr(int(found[1]))] = None
+    for warning in caught:
+        match = re.match(r"Glyph (\d+) ", str(warning.message))
+        if match:
+            missing[chr(int(match[1]))] = None
         else:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     if missing:
-        shown = " ".join(list(missing)[:12]) + (" ..." if len(missing) > 12 else "")
-        warnings.warn(f"{target}: the font has no glyph for {shown}; boxes are drawn instead", stacklevel=3)
+        listed = " ".join(list(missing)[:12]) + (" ..." if len(missing) > 12 else "")
+        warnings.warn(f"{target}: the font has no glyph for {listed}; boxes are drawn instead", stacklevel=3)
 
 
 def time_unit(longest_ns: int) -> tuple[int, str]:
@@ -106,12 +106,12 @@ def time_unit(longest_ns: int) -> tuple[int, str]:
     return next((unit for unit in _UNITS if longest_ns >= 2 * unit[0]), _UNITS[-1])
 
 
-def told_time(ns: int, longest_ns: int) -> str:
+def time_text(ns: int, longest_ns: int) -> str:
     """Return a time for a title, in the unit of an axis up to `longest_ns`, or in its own if far shorter.
 
     Examples
     --------
-    >>> told_time(1_576_200, 1_576_200), told_time(500, 10_000), told_time(3, 3), told_time(7, 10**9)
+    >>> time_text(1_576_200, 1_576_200), time_text(500, 10_000), time_text(3, 3), time_text(7, 10**9)
     ('1,576 us', '0.5 us', '3 ns', '7 ns')
     """
     scale, unit = time_unit(longest_ns)
@@ -131,7 +131,7 @@ def scale_time(ax: Axes, longest_ns: int) -> int:
     return ns
 
 
-def elide(name: str, most: int = _LONGEST_NAME) -> str:
+def elide(name: str, limit: int = _LONGEST_NAME) -> str:
     """Return a name on one line, shortened in the middle if it is long.
 
     Examples
@@ -140,5 +140,5 @@ def elide(name: str, most: int = _LONGEST_NAME) -> str:
     ('conv1', 'a_kernel…ame')
     """
     line = " ".join(name.split())
-    end = (most - 1) // 3
-    return line if len(line) <= most else f"{line[: most - 1 - end]}…{line[-end:]}"
+    end = (limit - 1) // 3
+    return line if len(line) <= limit else f"{line[: limit - 1 - end]}…{line[-end:]}"

@@ -37,14 +37,14 @@ _LANE_INCHES: Final = 0.36
 _STRIP_INCHES: Final = 0.7
 _ENTRY_INCHES: Final = 0.17
 """Height of a line of the legend."""
-_HIGHEST: Final = 40.0
+_MAX_INCHES: Final = 40.0
 """Maximum height of a figure; with more lanes each is lower."""
-_SEEN: Final = 50
+_MIN_BUSY: Final = 50
 """Transfers are not drawn if they keep no pair of devices busy for the makespan over this ..."""
-_LONG: Final = 2_500
+_MIN_LENGTH: Final = 2_500
 """... and none takes as long as the makespan over this, about a pixel."""
 _CUT: Final = "× failed or aborted"
-_UNSEEN: Final = "transfers too short to be seen"
+_TOO_SHORT: Final = "transfers too short to be seen"
 
 
 def gantt(
@@ -94,10 +94,10 @@ def gantt(
     """
     bars, note = _visible_bars(trace, links, issuers)
     ax = axes_or_new(ax, height=min(20.0, 0.9 + _LANE_INCHES * max(2, len(bars.lanes))))
-    until, colours = until_ns or max(trace.makespan_ns, 1), colours_of([trace])
+    end_ns, colours = until_ns or max(trace.makespan_ns, 1), colours_of([trace])
     points = points_of(ax, len(bars.lanes))[1]
     notes = [title or "", note]
-    _draw(ax, trace, bars, colours, until, points, notes, arrows=arrows, critical_path=critical_path)
+    _draw(ax, trace, bars, colours, end_ns, points, notes, arrows=arrows, critical_path=critical_path)
     add_legend(ax, handles_of(legend_of([bars], colours), colours))
     return ax
 
@@ -106,7 +106,7 @@ def _visible_bars(trace: Record, links: bool, issuers: bool) -> tuple[Bars, str]
     """Return the bars of a chart, and a note if its transfers are left out."""
     unseen = links and _negligible(trace)
     bars = bars_of(trace, links=links and not unseen, issuers=issuers)
-    return bars.without_empty_lanes(), _UNSEEN if unseen else ""
+    return bars.without_empty_lanes(), _TOO_SHORT if unseen else ""
 
 
 def _draw(
@@ -114,7 +114,7 @@ def _draw(
     trace: Record,
     bars: Bars,
     colours: Mapping[str, str],
-    until: int,
+    end_ns: int,
     lane_points: float,
     notes: Sequence[str],
     *,
@@ -122,25 +122,25 @@ def _draw(
     critical_path: bool,
 ) -> None:
     """Draw the bars of a trace, with lanes of some height in points, up to a time, under some notes."""
-    scale = scale_time(ax, until)
-    shown, marked = bars.pack(until), None
+    scale = scale_time(ax, end_ns)
+    drawn, marked = bars.pack(end_ns), None
     if critical_path:
-        path = path_of(DerivedColumns(trace), bars, shown)
-        marked = np.isin(np.arange(len(shown)), path.bar)
-    draw_bars(ax, shown, colours, until, marked)
+        path = path_of(DerivedColumns(trace), bars, drawn)
+        marked = np.isin(np.arange(len(drawn)), path.bar)
+    draw_bars(ax, drawn, colours, end_ns, marked)
     name_lanes(ax, bars.lanes, lane_points)
     fills = [shade(colours[kind]) for kind in bars.kinds]
-    on_path = None if marked is None else shown.row[marked]
-    names_in_bars(ax, trace, bars, fills, until, lane_points, on_path)
+    on_path = None if marked is None else drawn.row[marked]
+    names_in_bars(ax, trace, bars, fills, end_ns, lane_points, on_path)
     if critical_path:
-        draw_path(ax, path, until)
+        draw_path(ax, path, end_ns)
     if arrows:
         draw_arrows(ax, trace, bars, scale)
     tasks = bars.some(np.flatnonzero((bars.row != UNSET) & (bars.row < len(trace))))
     cut = tasks.some(np.flatnonzero(trace.status[tasks.row]))
     if len(cut):
         ax.plot(cut.end / scale, cut.lane, "X", color=ink(), markeredgecolor=paper(), clip_on=False)
-    ax.set_xlim(0, until / scale)
+    ax.set_xlim(0, end_ns / scale)
     title, *others = notes
     plain(ax, "; ".join(part for part in (title, _CUT if len(cut) else "", *others) if part), "x")
 
@@ -191,36 +191,36 @@ def compare_gantt(
     """
     named = {"": traces} if isinstance(traces, Record) else traces
     runs = list(named.values())
-    until = max(max(trace.makespan_ns for trace in runs), 1)
+    end_ns = max(max(trace.makespan_ns for trace in runs), 1)
     charts = [_visible_bars(trace, links, issuers) for trace in runs]
-    held, colours, tops = coloured_strips(runs, colours_of(runs), memory=memory)
-    every = [strip for run in held for strip in run.shown]
+    run_strips, colours, tops = coloured_strips(runs, colours_of(runs), memory=memory)
+    every = [strip for run in run_strips for strip in run.shown]
     handles = memory_handles(legend_of([bars for bars, _ in charts], colours), every, colours)
 
     lanes = [_LANE_INCHES * max(1, len(bars.lanes)) for bars, _ in charts]
     n_strips = len(every)
     height = 0.6 + sum(0.4 + h for h in lanes) + n_strips * (0.08 + _STRIP_INCHES)
     legend_inches = 0.3 + _ENTRY_INCHES * len(handles) if len(handles) > 1 else 0.0
-    figure_inches = min(_HIGHEST, max(height, legend_inches))  # a low chart may be lower than its legend
+    figure_inches = min(_MAX_INCHES, max(height, legend_inches))  # a low chart may be lower than its legend
     figure, axes = new_figure(len(lanes) + n_strips, height=figure_inches)
     add_legend(figure, handles)  # first, as names in bars have what room it leaves
     if (grid := axes[0].get_gridspec()) is not None:
-        rows = zip(lanes, held, strict=True)
+        rows = zip(lanes, run_strips, strict=True)
         grid.set_height_ratios(
             [inches for h, run in rows for inches in (h, *(_STRIP_INCHES for _ in run.shown))]
         )
     free, points = iter(axes), 72 * _LANE_INCHES * figure_inches / height
-    for (name, trace), (bars, note), run in zip(named.items(), charts, held, strict=True):
+    for (name, trace), (bars, note), run in zip(named.items(), charts, run_strips, strict=True):
         ax, strips = next(free), list(islice(free, len(run.shown)))
-        notes = [title_of(name, trace, until), note]
-        _draw(ax, trace, bars, colours, until, points, notes, arrows=arrows, critical_path=critical_path)
+        notes = [title_of(name, trace, end_ns), note]
+        _draw(ax, trace, bars, colours, end_ns, points, notes, arrows=arrows, critical_path=critical_path)
         for below, strip in zip(strips, run.shown, strict=True):
-            draw_strip(below, strip, colours, tops[strip.kind], until)
+            draw_strip(below, strip, colours, tops[strip.kind], end_ns)
         if run.note:
             strips[0].set_title(run.note, loc="left", fontsize=8, parse_math=False)
-        ax.axvline(trace.makespan_ns / time_unit(until)[0], color=ink(), linewidth=0.8, linestyle=":")
-        for each in (ax, *strips):
-            each.label_outer()
+        ax.axvline(trace.makespan_ns / time_unit(end_ns)[0], color=ink(), linewidth=0.8, linestyle=":")
+        for panel in (ax, *strips):
+            panel.label_outer()
     return figure
 
 
@@ -232,4 +232,4 @@ def _negligible(trace: Record) -> bool:
     pair = moved["source"] * len(trace.job.machine.devices) + moved["destination"]
     lasted = moved["end_ns"] - moved["start_ns"]
     busy = np.bincount(pair, lasted)
-    return bool(busy.max() * _SEEN < trace.makespan_ns and lasted.max() * _LONG < trace.makespan_ns)
+    return bool(busy.max() * _MIN_BUSY < trace.makespan_ns and lasted.max() * _MIN_LENGTH < trace.makespan_ns)

@@ -142,7 +142,7 @@ _DEVICES: Final = 40
 """Maximum number of bars for devices; of more devices only the first have one."""
 
 
-def tell_run(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) -> dict[str, Any]:
+def describe_run(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) -> dict[str, Any]:
     """Return the content below the chart of one run.
 
     Parameters
@@ -167,17 +167,17 @@ def tell_run(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()
         if shares != (("idle", 1.0),):  # it has no work at all
             alike.setdefault(shares, []).append(name)
     use = [[list_names(names), shares] for shares, names in list(alike.items())[:_DEVICES]]
-    seen = {part for shares in alike for part, _ in shares}
+    visible = {part for shares in alike for part, _ in shares}
     return {
         "title": title,
         "use": use,
         "colours": {
             part: None if colour == "black" else (colour, on_dark(colour))
             for part, colour in USE_COLOURS.items()
-            if part in seen
+            if part in visible
         },
         "sections": [
-            {"text": "\n".join([*part.lines, *part.notes]), "tables": [each for each in part.tables if each]}
+            {"text": "\n".join([*part.lines, *part.notes]), "tables": [rows for rows in part.tables if rows]}
             for part in sections
         ],
         "text": explain_text(facts, title=title).partition("\n")[2].strip("\n"),
@@ -269,11 +269,11 @@ def gantt_data(
     Returns
     -------
     dict
-        ``until`` (ns), ``unit`` and ``word`` of the time axis; ``kinds``: label and colour of each kind of
+        ``end_ns`` (ns), ``unit`` and ``word`` of the time axis; ``kinds``: label and colour of each kind of
         bar or band; ``legend``: label of each entry, and its kinds; ``theme``, or None; ``names`` of ops and
         tensors; ``rows`` from top to bottom: one with ``bars`` per run (`sim.plot.html.bar_columns`), then
         one with ``bands`` per device whose memory is shown and one with ``links``. A column ``entry`` has
-        indices of kinds. ``stories``: one `sim.plot.html.tell_run` per run.
+        indices of kinds. ``stories``: one `sim.plot.html.describe_run` per run.
 
     Examples
     --------
@@ -287,11 +287,11 @@ def gantt_data(
     ('run: 1,500 ns', [[0.5, 'gpu0/0']], 0, 1500, {'label': 'a', 'kinds': [0]})
     """
     runs = list(traces.values())
-    until = max(max(trace.makespan_ns for trace in runs), 1)
-    unit, word = time_unit(until)
+    end_ns = max(max(trace.makespan_ns for trace in runs), 1)
+    unit, word = time_unit(end_ns)
     every = [bars_of(trace, issuers=issuers) for trace in runs]
-    held, colours, tops = coloured_strips(runs, colours_of(runs), memory=True, without_log=True)
-    strips = [strip for run in held for strip in run.shown]
+    run_strips, colours, tops = coloured_strips(runs, colours_of(runs), memory=True, without_log=True)
+    strips = [strip for run in run_strips for strip in run.shown]
     key = with_bands(legend_of(every, colours), band_labels(strips), colours)
     key += [Entry(line, (line,), (colours[line],)) for line in line_labels(strips)]
     named = (kind for entry in key for kind in entry.kinds)
@@ -300,10 +300,10 @@ def gantt_data(
     names = Codes[str]()
     rows: list[_Data] = []
     stories: list[_Data] = []
-    for (name, trace), all_bars, below in zip(traces.items(), every, held, strict=True):
-        title = title_of(name, trace, until)
+    for (name, trace), all_bars, below in zip(traces.items(), every, run_strips, strict=True):
+        title = title_of(name, trace, end_ns)
         all_bars, n_lanes = all_bars.empty_last()
-        bars = all_bars.pack(until, _NARROW // len(every))
+        bars = all_bars.pack(end_ns, _NARROW // len(every))
         bars = bars.some(np.flatnonzero((bars.end > bars.start) | (bars.row != UNSET)))
         entry = np.array([labels.index(kind) for kind in bars.kinds])
         row = {
@@ -323,16 +323,16 @@ def gantt_data(
         rows.append(row)
         note = below.note or "memory"
         for strip in fold_strips(below.shown):
-            rows.append({"title": note} | _memory(strip, tops[strip.kind], labels, until, columns))
+            rows.append({"title": note} | _memory(strip, tops[strip.kind], labels, end_ns, columns))
             note = ""
-        stories.append(tell_run(facts, title, (sections or {}).get(name, ())))
+        stories.append(describe_run(facts, title, (sections or {}).get(name, ())))
         if loads := link_loads(trace):
-            rows.append(_links(loads, until))
+            rows.append(_links(loads, end_ns))
     return {
-        "until": until,
+        "until": end_ns,
         "unit": unit,
         "word": word,
-        "kinds": [{"label": each, "colour": colours[each], "dark": _dark(colours[each])} for each in labels],
+        "kinds": [{"label": text, "colour": colours[text], "dark": _dark(colours[text])} for text in labels],
         "legend": [
             {"label": entry.label, "kinds": [labels.index(kind) for kind in entry.kinds]} for entry in key
         ],
@@ -353,11 +353,11 @@ def _dark(colour: str) -> str:
 
 def _links(loads: list[LinkLoad], until_ns: int) -> _Data:
     """Return the row of a run's links: steps of the used share, for the links with the highest load."""
-    shown, left_out = most_used(loads)
+    links, left_out = most_used(loads)
     less = f"; without {left_out} that are used less" if left_out else ""
     return {
         "title": f"links: share of the bandwidth in use{less}",
-        "names": [[(k + 0.5) / len(shown), load.link] for k, load in enumerate(shown)],
+        "names": [[(k + 0.5) / len(links), load.link] for k, load in enumerate(links)],
         "links": [
             {
                 "name": load.link,
@@ -367,7 +367,7 @@ def _links(loads: list[LinkLoad], until_ns: int) -> _Data:
                 "times": times.tolist(),
                 "values": share.tolist(),
             }
-            for load in shown
+            for load in links
             for times, share in [_visible_steps(load, until_ns)]
         ],
     }
@@ -383,21 +383,21 @@ def _visible_steps(load: LinkLoad, until_ns: int) -> tuple[IntArray, FloatArray]
 
 def _memory(strip: Strip, top_bytes: int, labels: list[str], until_ns: int, columns: int) -> _Data:
     """Return the row of a device's memory: bands from bottom to top, in bytes from each time on."""
-    seen, (unit, unit_name) = strip.thin_out(until_ns, columns), byte_unit(top_bytes)
+    visible, (unit, unit_name) = strip.thin_out(until_ns, columns), byte_unit(top_bytes)
 
     def entry(label: str, nbytes: IntArray) -> _Data:
         return {"entry": labels.index(label), "nbytes": nbytes.tolist()}
 
-    bands = [entry(label, held) for label, held in seen.bands.items()]
+    bands = [entry(label, size) for label, size in visible.bands.items()]
     row: _Data = {}
-    if seen.reserved is not None:
-        bands.append(entry(NOT_IN_USE, np.maximum(seen.reserved - seen.in_use, 0)))
-        row["reserved"] = entry(RESERVED, seen.reserved)
+    if visible.reserved is not None:
+        bands.append(entry(NOT_IN_USE, np.maximum(visible.reserved - visible.in_use, 0)))
+        row["reserved"] = entry(RESERVED, visible.reserved)
     if (capacity := strip.shown_capacity) is not None:
         row["capacity"] = {"entry": labels.index(CAPACITY), "nbytes": capacity}
     return row | {
         "names": [[1 - 1 / 1.35, f"{top_bytes / unit:,.3g} {unit_name}"], [0.64, strip.device]],
-        "times": seen.times_ns.tolist(),
+        "times": visible.times_ns.tolist(),
         "bands": bands,
         "top": top_bytes,
         "peak": f"peak {format_bytes(strip.peak_bytes, iec=True)}",

@@ -63,9 +63,9 @@ def colours_of(traces: Sequence[Record]) -> dict[str, str]:
     """
     busy = Counter[str]()
     for trace in traces:
-        kinds, of = coloured_by(trace.job.graph)
+        kinds, code = coloured_by(trace.job.graph)
         ns = trace.tasks["end_ns"] - trace.tasks["start_ns"]
-        lasted = sums_by(of[trace.tasks["op"]], ns, len(kinds))
+        lasted = sums_by(code[trace.tasks["op"]], ns, len(kinds))
         busy.update(dict.fromkeys(trace.job.graph.kinds, 0))
         busy.update(dict(zip(kinds, lasted.tolist(), strict=True)))
     longest_first = sorted(busy, key=lambda kind: (-busy[kind], kind))
@@ -82,12 +82,12 @@ def legend_of(bars: Sequence[Bars], colours: Mapping[str, str]) -> list[Entry]:
     colours : mapping of str to str
         The result of `colours_of`.
     """
-    seen = Counter[str]()
-    for each in bars:
-        ns = np.bincount(each.kind, each.end - each.start, len(each.kinds)).astype(np.int64)
-        for kind, lasted in zip(each.kinds, ns.tolist(), strict=True):  # an op may be of kind launch, too
-            seen[kind] += lasted
-    return entries_of(+seen, colours)
+    times = Counter[str]()
+    for chart in bars:
+        ns = np.bincount(chart.kind, chart.end - chart.start, len(chart.kinds)).astype(np.int64)
+        for kind, lasted in zip(chart.kinds, ns.tolist(), strict=True):  # an op may be of kind launch, too
+            times[kind] += lasted
+    return entries_of(+times, colours)
 
 
 def entries_of(times: Mapping[str, int], colours: Mapping[str, str], most: int = MOST) -> list[Entry]:
@@ -110,20 +110,20 @@ def entries_of(times: Mapping[str, int], colours: Mapping[str, str], most: int =
     b ('blue',)
     3 other kinds (6 %) ('pink', 'lime', 'cyan')
     """
-    apart = [kind for kind in (WAITING, LAUNCH, TRANSFER) if kind in times]
-    ops = sorted((kind for kind in times if kind not in apart), key=lambda kind: (-times[kind], kind))
+    extras = [kind for kind in (WAITING, LAUNCH, TRANSFER) if kind in times]
+    ops = sorted((kind for kind in times if kind not in extras), key=lambda kind: (-times[kind], kind))
     groups = group_pairs((colours[kind], kind) for kind in ops).values()
     by_time = sorted(groups, key=lambda kinds: -sum(times[kind] for kind in kinds))
-    room = most - len(apart)
-    named, rest = (by_time, []) if len(by_time) <= room else (by_time[: room - 1], by_time[room - 1 :])
+    room = most - len(extras)
+    named, minor = (by_time, []) if len(by_time) <= room else (by_time[: room - 1], by_time[room - 1 :])
     entries = [Entry(_join_kinds(kinds), tuple(kinds), (colours[kinds[0]],)) for kinds in named]
-    entries += [Entry(kind, (kind,), (colours[kind],)) for kind in apart]
-    if rest:
-        others = [kind for kinds in rest for kind in kinds]
+    entries += [Entry(kind, (kind,), (colours[kind],)) for kind in extras]
+    if minor:
+        others = [kind for kinds in minor for kind in kinds]
         share = 100 * sum(times[kind] for kind in others) / max(1, sum(times[kind] for kind in ops))
         percent = f"{share:.0f}" if share >= 1 else "under 1"
         label = f"{len(others)} other kinds ({percent} %)"
-        entries.append(Entry(label, tuple(others), tuple(colours[kinds[0]] for kinds in rest)))
+        entries.append(Entry(label, tuple(others), tuple(colours[kinds[0]] for kinds in minor)))
     return entries
 
 
@@ -139,13 +139,13 @@ def with_bands(entries: Sequence[Entry], labels: Sequence[str], colours: Mapping
     colours : mapping of str to str
     """
     beside = group_pairs((colours[label], label) for label in labels)
-    found = []
+    labelled = []
     for entry in entries:
         more = beside.pop(entry.colours[0], []) if len(entry.colours) == 1 else []
         kinds = tuple(dict.fromkeys([*entry.kinds, *more]))
-        found.append(Entry(_join_kinds(kinds), kinds, entry.colours) if more else entry)
+        labelled.append(Entry(_join_kinds(kinds), kinds, entry.colours) if more else entry)
     memory = "memory: " if entries else ""  # resident memory, and that of other kinds
-    return found + [
+    return labelled + [
         Entry(memory + _join_kinds(kinds), tuple(kinds), (colour,)) for colour, kinds in beside.items()
     ]
 
@@ -180,10 +180,10 @@ def handles_of(entries: Iterable[Entry], colours: Mapping[str, str]) -> dict[str
         )
 
     handles: dict[str, Any] = {}
-    for label, kinds, each in entries:
+    for label, kinds, entry_colours in entries:
         firsts = [next(group) for _, group in groupby(kinds, key=lambda kind: colours[kind])]
         patches = tuple(patch(kind) for kind in firsts[:SLICES])
-        handles[label] = patches if len(each) > 1 else patches[0]
+        handles[label] = patches if len(entry_colours) > 1 else patches[0]
     return handles
 
 
@@ -208,13 +208,13 @@ def add_legend(
         handles = dict(zip(names, artists, strict=True))
     if len(handles) < (1 if alone else 2):
         return
-    place: dict[str, Any] = {"loc": "outside right upper"}
+    options: dict[str, Any] = {"loc": "outside right upper"}
     if not isinstance(where, Figure):
-        place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        options = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
     several = {tuple: HandlerTuple(ndivide=None, pad=0)}
     if is_print():  # a hatch needs room to be recognised
-        place |= {"handlelength": 3.0, "handleheight": 1.7, "labelspacing": 0.8}
+        options |= {"handlelength": 3.0, "handleheight": 1.7, "labelspacing": 0.8}
     labels = [fill(label, _WIDTH, break_long_words=False) for label in handles]
-    legend = where.legend(handles.values(), labels, frameon=False, fontsize=8, handler_map=several, **place)
+    legend = where.legend(handles.values(), labels, frameon=False, fontsize=8, handler_map=several, **options)
     for text in legend.get_texts():
         text.set_parse_math(False)

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 MOST: Final = 8
 """Maximum devices with a strip, those with the highest peaks; more would push the charts apart."""
-_IN_ALL: Final = 32
+_MAX_STRIPS: Final = 32
 """Maximum strips of all runs together, with at least one each: some 25 inches of a picture."""
 _NAMED: Final = 6
 """Maximum devices without a strip that are named; the rest are counted."""
 _KINDS: Final = 5
 """Maximum kinds of op with a band of their own."""
-_NEAR: Final = 0.75
+_CAPACITY_SHARE: Final = 0.75
 """Share of the capacity from which it is shown: otherwise it would flatten the rest of the strip."""
 _COLUMNS: Final = 2_000
 """Number of instants in a strip: about one per pixel of a picture 12 inches wide, at 150 per inch."""
@@ -94,7 +94,7 @@ class Strip:
     def shown_capacity(self) -> int | None:
         """Size of the device's memory, if at least three quarters of it were held at once."""
         limit = self.capacity_bytes
-        return None if limit is None or self.top_bytes < _NEAR * limit else limit
+        return None if limit is None or self.top_bytes < _CAPACITY_SHARE * limit else limit
 
     def thin_out(self, until_ns: int, columns: int = _COLUMNS) -> Strip:
         """Return a strip of fewer steps that looks the same.
@@ -108,20 +108,20 @@ class Strip:
             Right end of the picture.
         columns : int
         """
-        settled = self._only(np.flatnonzero(np.diff(self.times_ns, append=self.times_ns[-1:] + 1)))
+        settled = self._select(np.flatnonzero(np.diff(self.times_ns, append=self.times_ns[-1:] + 1)))
         if len(settled.times_ns) <= 3 * columns:
             return settled
         column = settled.times_ns // max(1, -(-until_ns // columns))
         last = np.flatnonzero(np.diff(column, append=column[-1:] + 1))
-        held = [settled.in_use] if settled.reserved is None else [settled.in_use, settled.reserved]
-        most = [np.lexsort((each, column))[last] for each in held]  # columns keep their places: times rise
-        return settled._only(np.unique(np.concatenate((last, *most))))
+        totals = [settled.in_use] if settled.reserved is None else [settled.in_use, settled.reserved]
+        peaks = [np.lexsort((sums, column))[last] for sums in totals]  # columns stay in order: times rise
+        return settled._select(np.unique(np.concatenate((last, *peaks))))
 
-    def _only(self, rows: IntArray) -> Strip:
+    def _select(self, rows: IntArray) -> Strip:
         return replace(
             self,
             times_ns=self.times_ns[rows],
-            bands={label: held[rows] for label, held in self.bands.items()},
+            bands={label: nbytes[rows] for label, nbytes in self.bands.items()},
             reserved=None if self.reserved is None else self.reserved[rows],
         )
 
@@ -143,8 +143,8 @@ class Strips(NamedTuple):
         """
         if not self.left_out:
             return ""
-        of = f"{len(self.shown)} of {len(self.shown) + len(self.left_out)}"
-        return f"memory: the {of} devices with the highest peaks; without {list_names(self.left_out, _NAMED)}"
+        top = f"the {len(self.shown)} of {len(self.shown) + len(self.left_out)} devices"
+        return f"memory: {top} with the highest peaks; without {list_names(self.left_out, _NAMED)}"
 
 
 def coloured_strips(
@@ -162,10 +162,10 @@ def coloured_strips(
     without_log : bool
         As for `strips_of`.
     """
-    held = alike(strips_of(runs, without_log=without_log) if memory else [Strips([], []) for _ in runs])
-    strips = [strip for run in held for strip in run.shown]
+    run_strips = alike(strips_of(runs, without_log=without_log) if memory else [Strips([], []) for _ in runs])
+    strips = [strip for run in run_strips for strip in run.shown]
     bands = {label: colour_of(label) for label in band_labels(strips)}
-    return held, {**colours, **bands, **LINES}, tops_of(strips)
+    return run_strips, {**colours, **bands, **LINES}, tops_of(strips)
 
 
 def strip_of(trace: Record, device: str) -> Strip:
@@ -214,10 +214,10 @@ def strip_of(trace: Record, device: str) -> Strip:
     bands |= {graph.kinds[code]: steps[code] for code in ranked[:_KINDS]}
     if ranked[_KINDS:]:
         bands[OTHER] = np.sum([steps[code] for code in ranked[_KINDS:]], axis=0)
-    total, made = _sum(bands.values(), len(times)), trace.job.machine.devices[index]
+    total, hardware = _sum(bands.values(), len(times)), trace.job.machine.devices[index]
     peak_ns = int(times[total.argmax()]) if len(total) else 0
     peak = int(total.max(initial=0))
-    return Strip(device, made.kind, times, bands, reserved, peak, peak_ns, made.memory_bytes)
+    return Strip(device, hardware.kind, times, bands, reserved, peak, peak_ns, hardware.memory_bytes)
 
 
 def strips_of(traces: Sequence[Record], most: int = MOST, *, without_log: bool = False) -> list[Strips]:
@@ -254,18 +254,18 @@ def strips_of(traces: Sequence[Record], most: int = MOST, *, without_log: bool =
     """
     if not without_log and all(trace.memory is None for trace in traces):
         return [Strips([], []) for _ in traces]
-    found = [_peaks(trace) for trace in traces]
+    peaks_by_run = [_peaks(trace) for trace in traces]
     highest = Counter[str]()
-    for peaks in found:
+    for peaks in peaks_by_run:
         highest |= Counter(peaks)
-    with_memory = sum(bool(peaks) for peaks in found)
-    limit = min(most, max(1, _IN_ALL // max(1, with_memory)))
+    with_memory = sum(bool(peaks) for peaks in peaks_by_run)
+    limit = min(most, max(1, _MAX_STRIPS // max(1, with_memory)))
     chosen = {name for name, _ in highest.most_common(limit)}  # ties stay in order
     strips = []
-    for trace, peaks in zip(traces, found, strict=True):
-        mine = [name for name in peaks if name in chosen]
-        mine = mine or sorted(peaks, key=lambda name: -peaks[name])[:1]
-        strips.append(Strips([strip_of(trace, name) for name in mine], [n for n in peaks if n not in mine]))
+    for trace, peaks in zip(traces, peaks_by_run, strict=True):
+        names = [name for name in peaks if name in chosen]
+        names = names or sorted(peaks, key=lambda name: -peaks[name])[:1]
+        strips.append(Strips([strip_of(trace, name) for name in names], [n for n in peaks if n not in names]))
     return strips
 
 
@@ -284,10 +284,10 @@ def alike(runs: Sequence[Strips]) -> list[Strips]:
     """Return the strips with bands in one order: resident, kinds by the most that a device holds, other."""
     labels = band_labels(strip for run in runs for strip in run.shown)
 
-    def sorted_out(strip: Strip) -> Strip:
+    def in_band_order(strip: Strip) -> Strip:
         return replace(strip, bands={label: strip.bands[label] for label in labels if label in strip.bands})
 
-    return [run._replace(shown=[sorted_out(strip) for strip in run.shown]) for run in runs]
+    return [run._replace(shown=[in_band_order(strip) for strip in run.shown]) for run in runs]
 
 
 def fold_strips(strips: Sequence[Strip]) -> list[Strip]:
@@ -306,11 +306,11 @@ def fold_strips(strips: Sequence[Strip]) -> list[Strip]:
 
 def band_labels(strips: Iterable[Strip]) -> list[str]:
     """Return labels of bands from bottom to top: resident, kinds by the most that a device holds, other."""
-    most: dict[str, int] = {}
+    peaks: dict[str, int] = {}
     for strip in strips:
-        for label, held in strip.bands.items():
-            most[label] = max(most.get(label, 0), int(held.max(initial=0)))
-    return sorted(most, key=lambda label: (label != RESIDENT, label == OTHER, -most[label], label))
+        for label, nbytes in strip.bands.items():
+            peaks[label] = max(peaks.get(label, 0), int(nbytes.max(initial=0)))
+    return sorted(peaks, key=lambda label: (label != RESIDENT, label == OTHER, -peaks[label], label))
 
 
 def line_labels(strips: Sequence[Strip]) -> list[str]:
@@ -330,8 +330,8 @@ def tops_of(strips: Iterable[Strip]) -> dict[str, int]:
     return tops
 
 
-def byte_unit(most: int) -> tuple[int, str]:
-    """Return (bytes in the unit, its name) of the best unit for an axis up to `most` bytes.
+def byte_unit(top_bytes: int) -> tuple[int, str]:
+    """Return (bytes in the unit, its name) of the best unit for an axis up to `top_bytes` bytes.
 
     Examples
     --------
@@ -339,7 +339,7 @@ def byte_unit(most: int) -> tuple[int, str]:
     ((1048576, 'MiB'), (1, 'B'))
     """
     units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-    return next(((unit, name) for unit, name in units if most >= unit), (1, "B"))
+    return next(((unit, name) for unit, name in units if top_bytes >= unit), (1, "B"))
 
 
 def _sum(columns: Iterable[IntArray], length: int) -> IntArray:
@@ -424,14 +424,14 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], top_bytes: in
     unit, unit_name = byte_unit(top_bytes)
     times, below = strip.times_ns / scale, np.zeros(len(strip.times_ns), np.int64)
     hatch = hatches(colours)
-    for label, held in strip.bands.items():
+    for label, nbytes in strip.bands.items():
         look = {"facecolor": shade(colours[label]), "hatch": hatch[label] or None, "edgecolor": paper()}
-        ax.fill_between(times, below / unit, (below + held) / unit, step="post", linewidth=0, **look)
-        below = below + held
+        ax.fill_between(times, below / unit, (below + nbytes) / unit, step="post", linewidth=0, **look)
+        below = below + nbytes
     if strip.reserved is not None:
-        kept = strip.reserved / unit
-        ax.fill_between(times, below / unit, kept, step="post", color=shade(LINES[NOT_IN_USE]), linewidth=0)
-        ax.step(times, kept, where="post", color=shade(LINES[RESERVED]), linewidth=1)
+        line = strip.reserved / unit
+        ax.fill_between(times, below / unit, line, step="post", color=shade(LINES[NOT_IN_USE]), linewidth=0)
+        ax.step(times, line, where="post", color=shade(LINES[RESERVED]), linewidth=1)
     if (capacity := strip.shown_capacity) is not None:
         ax.axhline(capacity / unit, color=shade(LINES[CAPACITY]), linewidth=1, linestyle="--")
     ax.axvline(strip.peak_ns / scale, color=ink(), linewidth=0.7, linestyle=":")

@@ -39,7 +39,7 @@ THEMES: Final[dict[str, dict[Any, Any]]] = {
     "print": _LIGHT | {"hatch.linewidth": 0.6},
 }
 """Names of themes, and their matplotlib settings."""
-_SEEN: Final = 0.42
+_VISIBLE_LUMA: Final = 0.42
 """Luma visible on dark paper: three times its luminance, as graphics need (WCAG 2.2, 1.4.11)."""
 _ON_DARK: Final = {
     "#332288": "#6162c0",  # products, beside attention
@@ -154,7 +154,7 @@ def on_dark(colour: str) -> str:
             return "#3a3d44"
         if luma < 0.2:  # as good as ink
             return _hex([1 - part for part in rgb])
-    white = (_SEEN - luma) / (1 - luma)
+    white = (_VISIBLE_LUMA - luma) / (1 - luma)
     return _hex([part + white * (1 - part) for part in rgb]) if white > 0 else colour
 
 
@@ -175,9 +175,9 @@ def hatches(colours: Mapping[str, str]) -> dict[str, str]:
     colours : mapping of str to str
         Label → colour for everything that is shown together.
     """
-    apart = {colour: k for k, colour in enumerate(dict.fromkeys(colours.values()))}
+    number = {colour: k for k, colour in enumerate(dict.fromkeys(colours.values()))}
     return {
-        label: _HATCHES[apart[colour] % len(_HATCHES)] if is_print() else ""
+        label: _HATCHES[number[colour] % len(_HATCHES)] if is_print() else ""
         for label, colour in colours.items()
     }
 
@@ -247,9 +247,9 @@ _KNOWN: Final = {
 _LIGHTNESS: Final = (0.35, 0.5, 0.65)
 _SATURATION: Final = (0.55, 0.4, 0.65)
 _ATTEMPTS: Final = 40
-_APART: Final = 0.2
+_MIN_DISTANCE: Final = 0.2
 """Least distance, in the cube of red, green and blue, of a colour by checksum from the known ones."""
-_OF_GRADIENTS: Final = {"_input_grad": 0.3, "_weight_grad": 0.5, "_grad": 0.5, "_backward": 0.5}
+_GRADIENT_SHADES: Final = {"_input_grad": 0.3, "_weight_grad": 0.5, "_grad": 0.5, "_backward": 0.5}
 """Endings of gradient ops, and how much darker than their op they are (lighter if it is dark)."""
 _DARK_SUM: Final = 1.1
 
@@ -266,7 +266,7 @@ def colour_of(kind: str) -> str:
     """
     if kind in _KNOWN:
         return _KNOWN[kind]
-    for suffix, share in _OF_GRADIENTS.items():
+    for suffix, share in _GRADIENT_SHADES.items():
         if kind.endswith(suffix) and kind != suffix:
             return _mix(colour_of(kind.removesuffix(suffix)), share)
     return _by_checksum(kind)
@@ -277,9 +277,9 @@ def _by_checksum(kind: str) -> str:
     """Return the first colour derived from a name that is not too close to a known one."""
     for attempt in range(_ATTEMPTS):
         turns, hue = divmod(crc32(f"{kind}{attempt or ''}".encode()), 360)
-        rest, lightness = divmod(turns, len(_LIGHTNESS))
-        rgb = hls_to_rgb(hue / 360, _LIGHTNESS[lightness], _SATURATION[rest % len(_SATURATION)])
-        if min(dist(rgb, _rgb(known)) for known in _KNOWN.values()) > _APART:
+        remainder, lightness = divmod(turns, len(_LIGHTNESS))
+        rgb = hls_to_rgb(hue / 360, _LIGHTNESS[lightness], _SATURATION[remainder % len(_SATURATION)])
+        if min(dist(rgb, _rgb(known)) for known in _KNOWN.values()) > _MIN_DISTANCE:
             break
     return _hex(rgb).upper()
 

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 _WAITS: Final = tuple(reason for reason in REASONS if reason not in WORD_OF_REASON)
 _PARTS: Final = ("compute", "communicate", *(f"wait: {reason}" for reason in _WAITS), "idle")
-_MORE: Final = (
+_EXTRA_COLOURS: Final = (
     *("black", "#332288", "#8C510A", "#882255", "#999933"),
     *("#B0D0A0", "#DDCC77", "#661100", "#7722FF", "#EEEEEE"),
 )
-USE_COLOURS: Final = dict(zip(_PARTS, (*OKABE_ITO, *_MORE), strict=True))
+USE_COLOURS: Final = dict(zip(_PARTS, (*OKABE_ITO, *_EXTRA_COLOURS), strict=True))
 """Colour of each part, the same in every picture; ``idle`` has no cause and is pale."""
 
 
-def use_of_devices(what: Record | DerivedColumns) -> dict[str, dict[str, int]]:
+def use_of_devices(run: Record | DerivedColumns) -> dict[str, dict[str, int]]:
     """Return, for each device, the ns of every part of `USE_COLOURS`; they add up to the makespan."""
-    f = DerivedColumns.of(what)
+    f = DerivedColumns.of(run)
     reasons = idle_reasons(f)
     return {
         name: {
@@ -67,7 +67,7 @@ def utilisation(trace: Record, ax: Axes | None = None, *, title: str | None = No
     total = max(trace.makespan_ns, 1)
     left, hatch = [0.0] * len(names), hatches(USE_COLOURS)
     for part, colour in USE_COLOURS.items():
-        share = [100.0 * of[part] / total for of in parts]
+        share = [100.0 * times[part] / total for times in parts]
         if any(share):
             look: dict[str, Any] = {"color": shade(colour), "hatch": hatch[part] or None}
             look |= {"edgecolor": paper(), "linewidth": 0}
@@ -126,21 +126,21 @@ def link_heat_map(
     loads = link_loads(trace)
     if not loads:
         raise InputError("there is nothing to draw: no link with a bandwidth carries anything")
-    shown, left_out = most_used(loads)
-    ax = axes_or_new(ax, height=1.2 + 0.24 * max(3, len(shown)))
-    until = until_ns or max(trace.makespan_ns, 1)
-    scale = scale_time(ax, until)
+    links, left_out = most_used(loads)
+    ax = axes_or_new(ax, height=1.2 + 0.24 * max(3, len(links)))
+    end_ns = until_ns or max(trace.makespan_ns, 1)
+    scale = scale_time(ax, end_ns)
     edges = np.unique(np.linspace(0, max(trace.makespan_ns, 1), _COLUMNS + 1).round().astype(np.int64))
-    shares = np.stack([load.means(edges) for load in shown])
+    shares = np.stack([load.means(edges) for load in links])
     blues = [OKABE_ITO[0], OKABE_ITO[4]] if is_dark() else [OKABE_ITO[4], OKABE_ITO[0]]
     colours = LinearSegmentedColormap.from_list("load", [paper(), *blues])
-    rows = np.arange(len(shown) + 1) - 0.5
+    rows = np.arange(len(links) + 1) - 0.5
     drawn = ax.pcolormesh(edges / scale, rows, 100 * shares, cmap=colours, vmin=0, vmax=100, rasterized=True)
-    ax.hlines(rows[1:-1], 0, until / scale, color=ink(), linewidth=0.2, alpha=0.5)
-    names = [f"{elide(load.link)}  {100 * load.mean:.1f} %" for load in shown]
-    ax.set_yticks(range(len(shown)), names, fontsize=8, parse_math=False)
-    ax.set_ylim(len(shown) - 0.5, -0.5)
-    ax.set_xlim(0, until / scale)
+    ax.hlines(rows[1:-1], 0, end_ns / scale, color=ink(), linewidth=0.2, alpha=0.5)
+    names = [f"{elide(load.link)}  {100 * load.mean:.1f} %" for load in links]
+    ax.set_yticks(range(len(links)), names, fontsize=8, parse_math=False)
+    ax.set_ylim(len(links) - 0.5, -0.5)
+    ax.set_xlim(0, end_ns / scale)
     note = f"not shown: {format_count(left_out, 'link')} used less" if left_out else ""
     plain(ax, "; ".join(part for part in (title, note) if part))
     figure = ax.get_figure(root=True)
@@ -212,19 +212,19 @@ def op_points(trace: Record) -> list[OpPoints]:
     nbytes = graph.bytes_read + graph.bytes_written
     lasted = trace.tasks["end_ns"] - trace.begins_ns
     counts = trace.executed & (lasted > 0) & (graph.flops[ran] > 0) & (nbytes[ran] > 0)
-    found = []
+    points = []
     devices = trace.job.machine.devices
     for members in _alike(devices):
         rows = np.flatnonzero(counts & np.isin(device, members))
         if not len(rows):
             continue
-        op, which = np.unique(ran[rows], return_inverse=True)
-        ns, flops = sums_by(which, lasted[rows], len(op)), graph.flops[op]
-        rate = flops * np.bincount(which) * float(NS_PER_S) / ns
+        op, index = np.unique(ran[rows], return_inverse=True)
+        ns, flops = sums_by(index, lasted[rows], len(op)), graph.flops[op]
+        rate = flops * np.bincount(index) * float(NS_PER_S) / ns
         names, first = [devices[d].name for d in members], devices[members[0]]
         peaks, bandwidth = (first.cost or CostModel()).roofs(graph, first)
-        found.append(OpPoints(names, op, flops / nbytes[op], rate, ns, peaks[op], bandwidth))
-    return found
+        points.append(OpPoints(names, op, flops / nbytes[op], rate, ns, peaks[op], bandwidth))
+    return points
 
 
 def _alike(devices: Sequence[Device]) -> list[list[int]]:
@@ -268,18 +268,18 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
     entries = entries_of({graph.kinds[k]: ns for k, ns in enumerate(time_ns.tolist()) if ns}, colours)
     handles: dict[str, Any] = {}
     look: dict[str, Any] = {"alpha": 0.7, "edgecolors": ink(), "linewidths": 0.2, "zorder": 3}
-    for place, entry in enumerate(entries):
+    for rank, entry in enumerate(entries):
         for kind in entry.kinds:
             colour, k = shade(colours[kind]), graph.kinds.index(kind)
             for number, points in enumerate(sorts):
-                here = graph.kind_code[points.op] == k
-                marker = _MARKERS[(place if is_print() else number) % len(_MARKERS)]
-                at, area = (points.intensity[here], points.flop_per_s[here]), 250 * points.ns[here]
+                mask = graph.kind_code[points.op] == k
+                marker = _MARKERS[(rank if is_print() else number) % len(_MARKERS)]
+                xy, area = (points.intensity[mask], points.flop_per_s[mask]), 250 * points.ns[mask]
                 look["rasterized"] = len(points.op) > 5_000
-                ax.scatter(*at, 18 + area / points.ns.sum(), colour, marker=marker, **look)
+                ax.scatter(*xy, 18 + area / points.ns.sum(), colour, marker=marker, **look)
         dots = [
-            Line2D([], [], color=shade(each), marker=marker, linestyle="none", markersize=6)
-            for each in entry.colours[:SLICES]
+            Line2D([], [], color=shade(item), marker=marker, linestyle="none", markersize=6)
+            for item in entry.colours[:SLICES]
         ]
         handles[entry.label] = dots[0] if len(dots) == 1 else tuple(dots)
     if len(sorts) > 1 and not is_print():
@@ -291,7 +291,7 @@ def roofline(trace: Record, ax: Axes | None = None, *, title: str | None = None)
     ax.margins(0.08)
     ax.autoscale_view()
     _roofs(ax, trace, sorts)
-    left_out = len(np.unique(trace.tasks["op"])) - len(np.unique(np.concatenate([each.op for each in sorts])))
+    left_out = len(np.unique(trace.tasks["op"])) - len(np.unique(np.concatenate([item.op for item in sorts])))
     note = f"not shown: {format_count(left_out, 'op')} without flop or bytes" if left_out else ""
     plain(ax, "; ".join(part for part in (title, note) if part), "both")
     add_legend(ax, handles, alone=True)
@@ -303,27 +303,27 @@ def _roofs(ax: Axes, trace: Record, sorts: Sequence[OpPoints]) -> None:
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
     graph = trace.job.graph
-    found: dict[tuple[float, float], dict[str, None]] = {}
+    roofs: dict[tuple[float, float], dict[str, None]] = {}
     for points in sorts:
         for peak in np.unique(points.roof_flop_per_s[~np.isnan(points.roof_flop_per_s)]).tolist():
             dtypes = np.unique(graph.dtype_code[points.op[points.roof_flop_per_s == peak]]).tolist()
             names = [graph.dtypes[code] for code in dtypes if code != UNSET]
-            found.setdefault((peak, points.roof_bytes_per_s), {}).update(dict.fromkeys(names))
+            roofs.setdefault((peak, points.roof_bytes_per_s), {}).update(dict.fromkeys(names))
         if not (points.roof_flop_per_s > 0).any() and points.roof_bytes_per_s > 0:
-            found.setdefault((math.inf, points.roof_bytes_per_s), {})
+            roofs.setdefault((math.inf, points.roof_bytes_per_s), {})
     left, right = ax.get_xlim()
-    for peak, slope in found:  # so that the ridges are visible
+    for peak, slope in roofs:  # so that the ridges are visible
         if not math.isnan(slope) and math.isfinite(peak):
             left, right = min(left, peak / slope / 2), max(right, peak / slope * 4)
     top = ax.get_ylim()[1]
     beside: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 8}
     x = np.geomspace(left, right, 400)
-    for (peak, slope), of_types in found.items():
+    for (peak, slope), of_types in roofs.items():
         y = np.full(len(x), peak) if math.isnan(slope) else np.minimum(peak, slope * x)
         ax.plot(x, y, color=ink(), linewidth=0.9, linestyle=":", zorder=2)
         if math.isfinite(peak):
-            of = f"{', '.join(of_types)}: " if of_types else ""
-            ax.annotate(f"{of}{format_flops(peak, digits=3)}/s", (right, peak), (-2, 3), **beside)
+            prefix = f"{', '.join(of_types)}: " if of_types else ""
+            ax.annotate(f"{prefix}{format_flops(peak, digits=3)}/s", (right, peak), (-2, 3), **beside)
             top = max(top, peak * 2)
         if not math.isnan(slope):
             above = float(x[60]), float(y[60])  # the roof, where no op is

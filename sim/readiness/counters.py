@@ -56,8 +56,8 @@ class Readiness(Protocol):
     def take_released(self) -> list[Task]:
         """Return and clear the tasks that `may_start` refused and that may start now."""
 
-    def find_unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
-        """Yield (task id, ids of the producers it waits for) for every task that is not `over`."""
+    def find_unfinished(self, finished: Set[int]) -> Iterator[tuple[int, list[int]]]:
+        """Yield (task id, ids of the producers it waits for) for every task that is not `finished`."""
 
     def name(self, id: int) -> str:
         """Return the name of the task with that id, for messages."""
@@ -85,7 +85,7 @@ class CounterReadiness:
     """
 
     def __init__(
-        self, job: Job, flow: Flow, synchronisation: str = "completion", alone: Collection[int] = ()
+        self, job: Job, flow: Flow, synchronisation: str = "completion", off_stream: Collection[int] = ()
     ) -> None:
         self.job, self.flow = job, flow
         self.n = flow.n_nodes
@@ -99,9 +99,9 @@ class CounterReadiness:
         self.served: set[int] = set()  # ids of non-strict tasks that have one of their inputs
         ops = np.flatnonzero(non_strict).tolist()
         for iteration in range(job.iterations if ops else 0):
-            there = inputs_from_the_start(job.graph, flow, iteration)
+            available = inputs_from_the_start(job.graph, flow, iteration)
             for op in ops:
-                if there[op]:
+                if available[op]:
                     self.served.add(iteration * self.n + op)
                 else:
                     self.pending[iteration * self.n + op] += 1
@@ -114,21 +114,21 @@ class CounterReadiness:
         self.running = self._counts(reaches & early)  # producers whose events are awaited
         self.refused: dict[int, Task] = {}
         self.free: list[Task] = []
-        self.hops_ns = self._hops(reaches & early, alone)
+        self.hops_ns = self._hops(reaches & early, off_stream)
         self.floor_ns: dict[int, int] = {}
 
-    def _edges(self, which: BoolArray) -> list[list[int]]:
+    def _edges(self, mask: BoolArray) -> list[list[int]]:
         """Return for each node the offsets of its consumers' ids; ``~offset`` if only one of many counts."""
         flow = self.flow
         offset = flow.distance * self.n + flow.consumer
         offset = np.where(self.one_of_many, ~offset, offset)
-        return Csr.group(flow.producer[which], offset[which], self.n).lists()
+        return Csr.group(flow.producer[mask], offset[mask], self.n).lists()
 
-    def _hops(self, which: BoolArray, alone: Collection[int]) -> list[list[int]] | None:
+    def _hops(self, mask: BoolArray, off_stream: Collection[int]) -> list[list[int]] | None:
         """Return how long the event of each edge out of each node travels; None: all arrive at once.
 
-        Events travel between different streams; transfers and `alone` ops are on none. Those to a transfer,
-        and those of `alone` ops, take no time.
+        Events travel between different streams; transfers and `off_stream` ops are on none. Events to a
+        transfer, and those of `off_stream` ops, take no time.
         """
         flow, job = self.flow, self.job
         event_ns = np.array([device.event_ns for device in job.machine.devices])
@@ -137,9 +137,9 @@ class CounterReadiness:
         transfers = np.zeros(flow.n_nodes - flow.n_ops, np.int64)
         hop_ns = np.concatenate((event_ns[job.device_of], transfers))
         stream = np.concatenate((job.stream_of, transfers + UNSET))
-        none = np.isin(np.arange(self.n), list(alone))
+        none = np.isin(np.arange(self.n), list(off_stream))
         stream[none] = UNSET
-        producer, consumer = flow.producer[which], flow.consumer[which]
+        producer, consumer = flow.producer[mask], flow.consumer[mask]
         hop = np.where(none[producer] | (stream[producer] == stream[consumer]), 0, hop_ns[consumer])
         return Csr.group(producer, hop, self.n).lists()
 
@@ -176,8 +176,8 @@ class CounterReadiness:
                 if base + offset in self.served:
                     continue
                 self.served.add(base + offset)
-            pending[base + offset] = left = pending[base + offset] - 1
-            if not left:
+            pending[base + offset] = remaining = pending[base + offset] - 1
+            if not remaining:
                 now_ready.append(self._task(base + offset))
         return now_ready
 
@@ -189,8 +189,8 @@ class CounterReadiness:
             id = base + offset
             if hop_ns:
                 self.floor_ns[id] = task.end_ns + hop_ns
-            running[id] = left = running[id] - 1
-            if not left and id in self.refused:
+            running[id] = remaining = running[id] - 1
+            if not remaining and id in self.refused:
                 self.free.append(self.refused.pop(id))
 
     def may_start(self, task: Task) -> bool:
@@ -207,19 +207,19 @@ class CounterReadiness:
         free, self.free = self.free, []
         return free
 
-    def find_unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
-        """Yield every task that is not `over`, with the producers it waits for."""
+    def find_unfinished(self, finished: Set[int]) -> Iterator[tuple[int, list[int]]]:
+        """Yield every task that is not `finished`, with the producers it waits for."""
         flow = self.flow
         edges = Csr.group(flow.consumer, np.arange(len(flow.consumer)), self.n)
         distance = np.minimum(flow.distance, self.job.iterations)
         for id in range(self.total):
-            if id not in over:
+            if id not in finished:
                 node = id % self.n
-                mine = edges.row(node)
+                incoming = edges.row(node)
                 if id in self.served:
-                    mine = mine[flow.carries[mine] == UNSET]
-                sources = id - node + flow.producer[mine] - distance[mine] * self.n
-                yield id, [s for s in dict.fromkeys(sources.tolist()) if s >= 0 and s not in over]
+                    incoming = incoming[flow.carries[incoming] == UNSET]
+                sources = id - node + flow.producer[incoming] - distance[incoming] * self.n
+                yield id, [s for s in dict.fromkeys(sources.tolist()) if s >= 0 and s not in finished]
 
     def name(self, id: int) -> str:
         """Return the op (or transfer), with the iteration if there are several."""
@@ -262,25 +262,25 @@ def sessions_of(job: Job, flow: Flow) -> list[tuple[object, int]]:
     A node without predecessors, such as a Recv or the transfer of a parameter, has its first successor's.
     """
     attributes = job.graph.attributes
-    found: list[tuple[object, int] | None] = [None] * flow.n_nodes
+    labels: list[tuple[object, int] | None] = [None] * flow.n_nodes
     for op, session in job.graph.attribute("session").items():
-        found[op] = session, attributes[op].get("session_step", 0)
-    pairs = list(zip(flow.producer.tolist(), flow.consumer.tolist(), strict=True)) if any(found) else []
+        labels[op] = session, attributes[op].get("session_step", 0)
+    pairs = list(zip(flow.producer.tolist(), flow.consumer.tolist(), strict=True)) if any(labels) else []
     backwards = [(b, a) for a, b in reversed(pairs)]
-    while new := _handed_on(found, pairs, max) or _handed_on(found, backwards, min):
-        for node, of in new.items():
-            found[node] = of
-    return [of or (None, 0) for of in found]
+    while new := _propagate(labels, pairs, max) or _propagate(labels, backwards, min):
+        for node, label in new.items():
+            labels[node] = label
+    return [label or (None, 0) for label in labels]
 
 
-def _handed_on(
-    found: list[tuple[object, int] | None], pairs: list[tuple[int, int]], pick: Callable[..., Any]
+def _propagate(
+    labels: list[tuple[object, int] | None], pairs: list[tuple[int, int]], pick: Callable[..., Any]
 ) -> dict[int, tuple[object, int]]:
     """Return what nodes without session and batch get from others: of several, what `pick` takes by batch."""
     new: dict[int, tuple[object, int]] = {}
-    for known, node in pairs:
-        if found[node] is None and (of := found[known]) is not None:
-            new[node] = pick(new.get(node, of), of, key=itemgetter(1))
+    for source, node in pairs:
+        if labels[node] is None and (label := labels[source]) is not None:
+            new[node] = pick(new.get(node, label), label, key=itemgetter(1))
     return new
 
 
@@ -301,9 +301,9 @@ class RunsInTurn:
         self.may_start, self.take_released = inner.may_start, inner.take_released
         self.find_unfinished, self.name = inner.find_unfinished, inner.name
         self._n = flow.n_nodes
-        self._of = sessions_of(job, flow)
+        self._session_of = sessions_of(job, flow)
         self._batches: dict[object, int] = {}
-        for session, batch in self._of:
+        for session, batch in self._session_of:
             self._batches[session] = max(batch + 1, self._batches.get(session, 1))
         self._current: dict[object, int] = defaultdict(int)
         self._outstanding: dict[object, int] = defaultdict(int)  # tasks of the current run that are not over
@@ -317,21 +317,21 @@ class RunsInTurn:
 
     def roots(self) -> list[Task]:
         """Return the tasks that are eligible at time 0: those of the first run."""
-        return self._of_current(self.inner.roots())
+        return self._hold_later_runs(self.inner.roots())
 
     def on_issue(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` was issued."""
-        return self._of_current(self.inner.on_issue(task))
+        return self._hold_later_runs(self.inner.on_issue(task))
 
     def on_end(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended; `take_begun` has those of the next run."""
-        now_ready = self._of_current(self.inner.on_end(task))
+        now_ready = self._hold_later_runs(self.inner.on_end(task))
         if task.op < self._n:
-            session, _ = self._of[task.op]
+            session, _ = self._session_of[task.op]
             self._outstanding[session] -= 1
             if not self._outstanding[session]:
                 self._current[session] += 1
-                self._begun += self._of_current(self._held.pop((session, self._current[session]), []))
+                self._begun += self._hold_later_runs(self._held.pop((session, self._current[session]), []))
         return now_ready
 
     def take_begun(self) -> list[Task]:
@@ -339,18 +339,18 @@ class RunsInTurn:
         begun, self._begun = self._begun, []
         return begun
 
-    def _of_current(self, tasks: list[Task]) -> list[Task]:
+    def _hold_later_runs(self, tasks: list[Task]) -> list[Task]:
         """Return the tasks of runs that have begun, and hold back the others."""
-        out = []
+        begun = []
         for task in tasks:
             if task.op >= self._n:
-                out.append(task)
+                begun.append(task)
                 continue
-            session, batch = self._of[task.op]
+            session, batch = self._session_of[task.op]
             run = task.iteration * self._batches[session] + batch
             if run <= self._current[session]:  # less: a distant producer delayed it
                 self._outstanding[session] += 1
-                out.append(task)
+                begun.append(task)
             else:
                 self._held[session, run].append(task)
-        return out
+        return begun

@@ -155,5 +155,5 @@ def parts(job: Job) -> list[int]:
     for a, b in np.unique(between, axis=1).T.tolist():
         part[part == part[b]] = part[a]
     _, number = np.unique(part[job.device_of], return_inverse=True)
-    found: list[int] = number.tolist()
-    return found
+    numbers: list[int] = number.tolist()
+    return numbers

@@ -46,7 +46,7 @@ class Outcomes:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.attributes = job.graph.attributes
-        self.asked: dict[int, int] = defaultdict(int)
+        self.evaluations: dict[int, int] = defaultdict(int)
         self.draws: dict[int, np.random.Generator] = {}
 
     def branch(self, op: int) -> bool:
@@ -59,12 +59,12 @@ class Outcomes:
         """
         attributes, graph = self.attributes.get(op, {}), self.job.graph
         if "outcome" not in attributes:
-            whose = "an op that reads it" if graph.kind(op) in ("merge", "exit") else "it"
+            target = "an op that reads it" if graph.kind(op) in ("merge", "exit") else "it"
             accepted = "attributes: {outcome: true}, a list of outcomes, or {probability: 0.5}"
-            raise graph.fault(op, f"decides a branch and carries no outcome; give {whose} {accepted}")
+            raise graph.fault(op, f"decides a branch and carries no outcome; give {target} {accepted}")
         outcome: Any = attributes["outcome"]
-        nth = self.asked[op]
-        self.asked[op] += 1
+        nth = self.evaluations[op]
+        self.evaluations[op] += 1
         if isinstance(outcome, bool):
             return outcome
         if isinstance(outcome, Mapping):

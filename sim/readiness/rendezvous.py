@@ -59,9 +59,9 @@ def with_keyed_transfers(job: Job, flow: Flow, keys: RendezvousKeys) -> Flow:
     graph, machine = job.graph, job.machine
     where: dict[str, int] = {}
     for op, key in keys.recvs.items():
-        here = int(job.device_of[op])
-        if where.setdefault(key, here) != here:
-            names = " and ".join(machine.devices[d].name for d in (where[key], here))
+        device = int(job.device_of[op])
+        if where.setdefault(key, device) != device:
+            names = " and ".join(machine.devices[d].name for d in (where[key], device))
             raise GraphError(f"what is sent with key {key!r} is received on {names}; give each a key")
     away = [op for op, key in keys.sends.items() if where[key] != int(job.device_of[op])]
     if not away or not machine.links:
@@ -107,7 +107,7 @@ class Rendezvous:
 
     Attributes
     ----------
-    asked : frozenset of int
+    asking : frozenset of int
         The Recvs for which `ask` is called.
     met : list of (int, int)
         Ids of the pairs that met: the Send, or the transfer that it caused, and the Recv.
@@ -120,9 +120,9 @@ class Rendezvous:
         keys: RendezvousKeys,
         in_turn: bool,
         aborted: Callable[[Task], bool],
-        tell: Callable[[Task, Task], None],
+        on_meeting: Callable[[Task, Task], None],
     ) -> None:
-        self._aborted, self._tell = aborted, tell
+        self._aborted, self._on_meeting = aborted, on_meeting
         self.inner, self.asynchronous, self.name = inner, inner.asynchronous, inner.name
         self.met: list[tuple[int, int]] = []
         self._context, self._recvs = context, keys.recvs
@@ -130,10 +130,10 @@ class Rendezvous:
         by_transfer = transfers_of(flow, keys.sends)
         self._transfers = {node: keys.sends[send] for send, node in by_transfer.items()}
         self._sends = {op: key for op, key in keys.sends.items() if op not in by_transfer}
-        self.asked = frozenset(keys.recvs if in_turn else ())
+        self.asking = frozenset(keys.recvs if in_turn else ())
         at_once = {} if in_turn else keys.recvs
         self._eligible = {**at_once, **self._transfers}  # nodes that meet once eligible → their key
-        self._arrived: list[Task] = []  # Recvs of `asked` that have their tensor
+        self._arrived: list[Task] = []  # Recvs of `asking` that have their tensor
         self._request_ns = {node: _request_ns(job, flow, node - n_ops) for node in self._transfers}
         launched = [*job.launched.tolist(), *([True] * (flow.n_nodes - n_ops))]
         receiver = {key: op for op, key in keys.recvs.items()}
@@ -145,7 +145,7 @@ class Rendezvous:
         devices = job.machine.devices
         self._event_ns = {op: devices[int(job.device_of[op])].event_ns for op in keys.recvs}
         self._waiting: dict[_Key, deque[tuple[Task, int]]] = {}  # Recvs or their sources, and since when
-        self._brings: dict[int, Task] = {}  # id of a transfer → the Recv that asked for it
+        self._receiver_of: dict[int, Task] = {}  # id of a transfer → the Recv that asked for it
         self._event: dict[int, Task] = {}  # id of a Recv → the task that has to end before it starts
         self._refused: list[Task] = []
         self._ready: list[Task] = []  # tasks that become eligible because of the current one
@@ -159,19 +159,19 @@ class Rendezvous:
 
     def roots(self) -> list[Task]:
         """Return the tasks that are eligible at time 0; Recvs among them ask."""
-        return self.with_met(self.inner.roots())
+        return self.match(self.inner.roots())
 
     def on_issue(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` was issued."""
         if task.op in self._at_issue and not task.dead:
-            self._give(task)
-        return self.with_met(self.inner.on_issue(task))
+            self._provide(task)
+        return self.match(self.inner.on_issue(task))
 
     def on_end(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended: the task that it met, then its successors."""
         if task.op not in self._at_issue or task.dead:
-            self._give(task)
-        return self.with_met(self.inner.on_end(task))
+            self._provide(task)
+        return self.match(self.inner.on_end(task))
 
     def may_start(self, task: Task) -> bool:
         """Whether all that the task waits for, including its source, has ended."""
@@ -194,31 +194,31 @@ class Rendezvous:
             self._refused = [task for task in self._refused if self._event[task.id].end_ns < 0]
         return free + self.inner.take_released()
 
-    def find_unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
-        """Yield (task id, ids of the producers it waits for) for every task that is not `over`."""
+    def find_unfinished(self, finished: Set[int]) -> Iterator[tuple[int, list[int]]]:
+        """Yield (task id, ids of the producers it waits for) for every task that is not `finished`."""
         unasked = {task.id for task in self._find_unasked()}
-        for id, producers in self.inner.find_unfinished(over):
+        for id, producers in self.inner.find_unfinished(finished):
             if id not in unasked:
                 yield id, producers
 
     def ask(self, recv: Task) -> list[Task]:
         """Let a Recv that was taken ask; return the transfer that this starts, if any."""
-        self._come(recv, self._recvs[recv.op])
+        self._arrive(recv, self._recvs[recv.op])
         ready, self._ready = self._ready, []
         return ready
 
     def abort(self) -> None:
         """Drop the tasks that wait in steps aborted since."""
-        for place, waiting in list(self._waiting.items()):
+        for key, waiting in list(self._waiting.items()):
             if self._aborted(waiting[0][0]):
-                del self._waiting[place]
+                del self._waiting[key]
                 for task, _ in waiting:
                     self._give_up(task)
 
     def take_arrived(self) -> list[Task]:
         """Return and clear the Recvs that asked and have their tensor, or are aborted."""
-        found, self._arrived = self._arrived, []
-        return found
+        arrived, self._arrived = self._arrived, []
+        return arrived
 
     def lacks(self) -> Mapping[int, str]:
         """Return, for each Recv (id) that is still asking, what it waits for."""
@@ -231,62 +231,62 @@ class Rendezvous:
 
     # -- arrivals and meetings -------------------------------------------------------------------
 
-    def with_met(self, tasks: list[Task]) -> list[Task]:
+    def match(self, tasks: list[Task]) -> list[Task]:
         """Let Recvs ask and transfers offer; return the tasks, these replaced by those that they freed."""
         for task in tasks:
             key = self._eligible.get(task.op)
             if key is None:
                 self._ready.append(task)
             else:
-                self._come(task, key)
+                self._arrive(task, key)
         ready, self._ready = self._ready, []
         return ready
 
-    def _come(self, task: Task, key: str) -> None:
+    def _arrive(self, task: Task, key: str) -> None:
         """Let a Recv, or its source, meet the first counterpart that waits, or wait itself."""
         if self._aborted(task):
             self._give_up(task)
             return
-        place, now_ns = (key, task.iteration, str(task.frame or "")), self._context.now_ns
+        queue_key, now_ns = (key, task.iteration, str(task.frame or "")), self._context.now_ns
         asks = task.op in self._recvs
-        waiting = self._waiting.setdefault(place, deque())
+        waiting = self._waiting.setdefault(queue_key, deque())
         if not waiting or (waiting[0][0].op in self._recvs) == asks:
             waiting.append((task, now_ns))
             return
         first, since_ns = waiting.popleft()
         if not waiting:
-            del self._waiting[place]
+            del self._waiting[queue_key]
         source, recv, asked_ns = (first, task, now_ns) if asks else (task, first, since_ns)
         self.met.append((source.id, recv.id))
         recv.dead = recv.dead or source.dead
         if source.op not in self._transfers:
-            self._tell(source, recv)
+            self._on_meeting(source, recv)
             self._hand_over(source, recv)
             return
-        self._brings[source.id] = recv
+        self._receiver_of[source.id] = recv
         if not source.dead and self._request_ns[source.op]:
             source.floor_ns = asked_ns + self._request_ns[source.op]
         self._ready.append(source)
 
     def _give_up(self, task: Task) -> None:
         """End a taken Recv as aborted; drop any other task that waits or comes."""
-        if task.op in self.asked:
+        if task.op in self.asking:
             task.status = ABORTED
             self._arrived.append(task)
 
-    def _give(self, task: Task) -> None:
+    def _provide(self, task: Task) -> None:
         """Handle the issue or end of `task`: a Send offers, a transfer gives its Recv the tensor."""
         key = self._sends.get(task.op)
         if key is not None:
-            self._come(task, key)
-        recv = self._brings.pop(task.id, None)
+            self._arrive(task, key)
+        recv = self._receiver_of.pop(task.id, None)
         if recv is not None:
             self._hand_over(task, recv)
 
     def _hand_over(self, source: Task, recv: Task) -> None:
         if source.op in self._at_issue:
             self._event[recv.id] = source
-        (self._arrived if recv.op in self.asked else self._ready).append(recv)
+        (self._arrived if recv.op in self.asking else self._ready).append(recv)
 
     def _find_unasked(self) -> list[Task]:
         """Return the transfers that nothing has asked for."""
@@ -296,6 +296,6 @@ class Rendezvous:
 
 def _request_ns(job: Job, flow: Flow, transfer: int) -> int:
     """Return the travel time of the request for a transfer; 0 over links that need none."""
-    route = job.machine.route(*(int(each[transfer]) for each in (flow.source, flow.destination, flow.tensor)))
+    route = job.machine.route(*(int(col[transfer]) for col in (flow.source, flow.destination, flow.tensor)))
     links = [job.machine.links[k] for k in route]
     return job.machine.latency_ns(route) if any(link.rendezvous for link in links) else 0

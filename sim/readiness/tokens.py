@@ -58,7 +58,7 @@ from sim.readiness.outcomes import Outcomes
 class TokenWatcher(Protocol):
     """Receives every live token, from the task that gives it to the task that reads it."""
 
-    def came(self, task: Task, slot: int, consumer: int, place: object, late: bool) -> None:
+    def on_token(self, task: Task, slot: int, consumer: int, place: object, late: bool) -> None:
         """Note that a token of output `slot` of `task` is kept for op `consumer` in the iteration `place`.
 
         It is late if the op does not wait for all its inputs and is already a task.
@@ -73,10 +73,10 @@ class TokenWatcher(Protocol):
 
 # ----------------------------------------------------------------------------------------------------------
 
-Asked = tuple[int, str, int]
+Evaluation = tuple[int, str, int]
 """One evaluation of a predicate: repetition of the graph, frames and iterations, op."""
 
-NOTHING_DECIDED: Final[Mapping[Asked, bool]] = MappingProxyType({})
+NOTHING_DECIDED: Final[Mapping[Evaluation, bool]] = MappingProxyType({})
 
 
 @dataclass(eq=False)
@@ -171,7 +171,7 @@ class TaggedTokenReadiness:
         job: Job,
         flow: Flow,
         synchronisation: str = "completion",
-        decided: Mapping[Asked, bool] = NOTHING_DECIDED,
+        decided: Mapping[Evaluation, bool] = NOTHING_DECIDED,
         watcher: TokenWatcher | None = None,
     ) -> None:
         graph = job.graph
@@ -210,15 +210,15 @@ class TaggedTokenReadiness:
         # Ops that pass on their first live input → whether it has to come, or is there from the start.
         self.first = {op: True for op in range(n_ops) if self.kind[op] == "merge"}
         if non_strict.any():
-            there = inputs_from_the_start(graph, flow, 0)
+            available = inputs_from_the_start(graph, flow, 0)
             for op in np.flatnonzero(non_strict).tolist():
                 in_loop = self.structure.frame_of[op] > 0  # there the first token determines the iteration
-                self.first[op] = self.n_data[op] > 0 and (in_loop or not there[op])
+                self.first[op] = self.n_data[op] > 0 and (in_loop or not available[op])
         self.part_of = parts(job)
         self.n_enters = Counter((frame, self.part_of[op]) for op, frame in self.structure.child_of.items())
         # Shared by the parts: of each loop, where it was entered, in order; values of predicates.
         self.entered: list[dict[tuple[int, str], int]] = [{} for _ in self.structure.parent]
-        self.values: dict[Asked, bool] = dict(decided)
+        self.values: dict[Evaluation, bool] = dict(decided)
         self.alive: dict[int, Task] = {}
         self.waits_for: dict[int, list[Task]] = {}
         self.refused: dict[int, Task] = {}
@@ -234,7 +234,7 @@ class TaggedTokenReadiness:
             for op in range(len(self.kind)):
                 if not self.n_control[op] and not self.first.get(op, self.n_data[op]):
                     self._make(op, root, False)
-        return self._take_made()
+        return self._take_ready()
 
     def on_issue(self, task: Task) -> list[Task]:
         """Pass on the tokens of a launched op whose consumers are launched, too."""
@@ -247,9 +247,9 @@ class TaggedTokenReadiness:
 
     def may_start(self, task: Task) -> bool:
         """Whether all launched producers of `task` have ended."""
-        left = [producer for producer in self.waits_for.get(task.id, ()) if producer.end_ns < 0]
-        if left:
-            self.waits_for[task.id] = left
+        running = [producer for producer in self.waits_for.get(task.id, ()) if producer.end_ns < 0]
+        if running:
+            self.waits_for[task.id] = running
             self.refused[task.id] = task
             return False
         self.waits_for.pop(task.id, None)
@@ -262,7 +262,7 @@ class TaggedTokenReadiness:
             del self.refused[task.id]
         return free
 
-    def find_unfinished(self, over: Set[int]) -> Iterator[tuple[int, list[int]]]:
+    def find_unfinished(self, finished: Set[int]) -> Iterator[tuple[int, list[int]]]:
         """Yield every task that became eligible and has not ended."""
         for id in self.alive:
             yield id, [producer.id for producer in self.waits_for.get(id, ()) if producer.end_ns < 0]
@@ -299,22 +299,22 @@ class TaggedTokenReadiness:
             self.watcher.on_creation(task)
         self._ready.append(task)
 
-    def _take_made(self) -> list[Task]:
+    def _take_ready(self) -> list[Task]:
         ready, self._ready = self._ready, []
         return ready
 
     def _pass_on(self, task: Task) -> list[Task]:
         """Give the tokens of `task` to its consumers; return the ones that became ready, in edge order."""
         if self._is_sent(task.op):
-            self._tell_given(task)
+            self._report_given(task)
             return []
         tag: Tag = task.frame
         frame, kind = tag.frame, self.kind[task.op]
-        given = True
+        all_given = True
         if task.op in self.predicates and not task.dead:
             self._evaluate(task.op, tag)
         if kind == "enter":
-            given = self._enter(task, tag)
+            all_given = self._enter(task, tag)
         elif kind == "exit":
             if not task.dead:
                 assert frame.parent is not None
@@ -323,19 +323,19 @@ class TaggedTokenReadiness:
                 frame.dead_exits.append(task)
         elif kind == "next_iteration":
             if not task.dead:
-                given = self._next_iteration(task, tag)
+                all_given = self._next_iteration(task, tag)
         else:
             if kind == "switch" and not task.dead:
                 tag.taken[task.op] = side = self._side(task.op, tag)
                 self.sides.append((task.id, side))
             self._deliver(task, tag)
-        if given:
-            self._tell_given(task)
+        if all_given:
+            self._report_given(task)
         tag.outstanding -= 1
         self._retire(frame, tag)
-        return self._take_made()
+        return self._take_ready()
 
-    def _tell_given(self, *tasks: Task) -> None:
+    def _report_given(self, *tasks: Task) -> None:
         if self.watcher is not None:
             for task in tasks:
                 self.watcher.on_tokens_given(task)
@@ -356,21 +356,21 @@ class TaggedTokenReadiness:
         if self.kind[predicate] == "exit":  # it is evaluated where it leads to
             assert tag.frame.parent is not None
             tag = tag.frame.parent
-        asked = tag.frame.repetition, str(tag), predicate
-        if asked in self.values:
+        key = tag.frame.repetition, str(tag), predicate
+        if key in self.values:
             return
         if self.kind[predicate] == "loop_cond":
             entered = self.entered[tag.frame.static]
             entry = entered.setdefault((tag.frame.repetition, str(tag.frame.parent)), len(entered))
-            self.values[asked] = self.outcomes.continues(predicate, entry, tag.number)
+            self.values[key] = self.outcomes.continues(predicate, entry, tag.number)
         else:
-            self.values[asked] = self.outcomes.branch(predicate)
+            self.values[key] = self.outcomes.branch(predicate)
 
     def _deliver(self, task: Task, tag: Tag) -> None:
         """Give the tokens of `task` to its consumers, in the iteration `tag`."""
-        taken = tag.taken.get(task.op)
+        side = tag.taken.get(task.op)
         for consumer, slot in self.edges[task.op]:
-            dead = task.dead or (taken is not None and slot >= 0 and slot != taken)
+            dead = task.dead or (side is not None and slot >= 0 and slot != side)
             if self._passes_early(task):
                 tag.producers.setdefault(consumer, []).append(task)
             if self.watcher is not None and slot >= 0 and not dead:
@@ -384,14 +384,14 @@ class TaggedTokenReadiness:
         """Report that a live token is kept for `consumer`; a merge keeps only the first."""
         late = consumer in tag.run
         if self.kind[consumer] != "merge" or not (late or consumer in tag.live):
-            watcher.came(task, slot, consumer, tag, late)
+            watcher.on_token(task, slot, consumer, tag, late)
 
     def _count(self, op: int, dead: bool, tag: Tag) -> None:
         """Count a token that arrives at `op`, which waits for all of them."""
-        left = tag.pending[op] = tag.pending.get(op, self.n_data[op] + self.n_control[op]) - 1
+        remaining = tag.pending[op] = tag.pending.get(op, self.n_data[op] + self.n_control[op]) - 1
         if dead:
             tag.dead[op] = tag.dead.get(op, 0) + 1
-        if left == 0:
+        if remaining == 0:
             self._make(op, tag, op in tag.dead and self.kind[op] != "control_trigger")
 
     def _count_first(self, task: Task, op: int, control: bool, dead: bool, tag: Tag) -> None:
@@ -456,7 +456,7 @@ class TaggedTokenReadiness:
         parked, frame.parked = frame.parked, []
         for task in (*parked, *frame.invariants):
             self._deliver(task, tag)
-        self._tell_given(*parked)
+        self._report_given(*parked)
 
     def _refuse_too_many_trips(self) -> None:
         for op in sorted(self.predicates):
@@ -465,16 +465,16 @@ class TaggedTokenReadiness:
                 loop = self.structure.name[self.structure.frame_of[op]]
                 self._refuse_endless(loop, f"is to make {trips:,} iterations")
 
-    def _refuse_endless(self, loop: str, what: str) -> NoReturn:
-        most = f"{self.MAX_ITERATIONS:,}"
+    def _refuse_endless(self, loop: str, problem: str) -> NoReturn:
+        limit = f"{self.MAX_ITERATIONS:,}"
         raise RunError(
-            f"loop {loop!r} {what}, and no loop may make more than {most} iterations; "
+            f"loop {loop!r} {problem}, and no loop may make more than {limit} iterations; "
             "give its loop_cond attributes: {trips: N}, N no larger than that"
         )
 
     def _retire(self, frame: _Frame, tag: Tag | None) -> None:
         """Retire finished iterations, oldest first; then the frame, when nothing of it is left."""
-        while tag is not None and self._over(tag):
+        while tag is not None and self._is_over(tag):
             del frame.iterations[tag.number]
             if frame.parked and len(frame.iterations) < frame.parallel:
                 self._begin_iteration(frame)
@@ -485,10 +485,10 @@ class TaggedTokenReadiness:
         if parent.children.pop((frame.static, frame.part), None) is not None:  # the loop is over
             for task in frame.dead_exits:  # exits that were never live go out dead
                 self._deliver(task, parent)
-            self._tell_given(*frame.invariants)
+            self._report_given(*frame.invariants)
             self._retire(parent.frame, parent)
 
-    def _over(self, tag: Tag) -> bool:
+    def _is_over(self, tag: Tag) -> bool:
         if tag.outstanding or tag.children:
             return False
         if tag.number == 0:
@@ -510,7 +510,7 @@ class TaggedTokenReadiness:
 # would; the values evaluated there, for each tag, are the answers under every runtime.
 
 
-def predicate_values(job: Job, flow: Flow) -> Mapping[Asked, bool]:
+def predicate_values(job: Job, flow: Flow) -> Mapping[Evaluation, bool]:
     """Return the values of predicates, by repetition, frames and iterations, and op.
 
     Parameters
@@ -538,8 +538,8 @@ def predicate_values(job: Job, flow: Flow) -> Mapping[Asked, bool]:
     >>> predicate_values(job, make_flow(job))
     {(0, '', 0): True, (1, '', 0): False}
     """
-    said = (*job.graph.attribute("outcome").values(), *job.graph.attribute("trips").values())
-    if all(isinstance(one, int) for one in said):  # whatever is asked, and however often, says the same
+    values = (*job.graph.attribute("outcome").values(), *job.graph.attribute("trips").values())
+    if all(isinstance(one, int) for one in values):  # whatever is asked, and however often, says the same
         return NOTHING_DECIDED
     if rendezvous_keys(job.graph).recvs:
         return NOTHING_DECIDED

@@ -48,15 +48,15 @@ def token_edges(trace: Record) -> tuple[IntArray, IntArray, IntArray]:
     flow, graph = trace.flow, trace.job.graph
     node, repetition, frame = (trace.of_rows(name) for name in ("op", "iteration", "frame"))
     frames = _Frames(trace)
-    given = frames.given_into(node, frame)
+    target = frames.target_frames(node, frame)
     n_frames = max(1, len(trace.frames))
     live = np.concatenate((trace.tasks["dead"] == 0, np.ones(len(node) - len(trace), bool)))
 
     # Key of every run: op, and frame of its tokens; a live run sorts after dead ones and so wins.
-    known = np.flatnonzero(given != UNSET)
-    key = ((repetition * flow.n_nodes + node) * n_frames + given)[known]
-    order = np.lexsort((known, live[known], key))
-    known, key = known[order], key[order]
+    rows = np.flatnonzero(target != UNSET)
+    key = ((repetition * flow.n_nodes + node) * n_frames + target)[rows]
+    order = np.lexsort((rows, live[rows], key))
+    rows, key = rows[order], key[order]
 
     runs = Csr.group(node, np.arange(len(node)), flow.n_nodes).take(flow.consumer)
     edge, consumer = runs.rows(), runs.indices
@@ -65,9 +65,9 @@ def token_edges(trace: Record) -> tuple[IntArray, IntArray, IntArray]:
     where = frame[consumer]
     where = np.where(constant[flow.producer[edge]], frames.first[where], where)
     asked = (repetition[consumer] * flow.n_nodes + flow.producer[edge]) * n_frames + where
-    at = np.searchsorted(key, asked, side="right") - 1
-    producer = known[np.maximum(at, 0)] if len(known) else np.full(len(asked), UNSET)
-    fed = (at >= 0) & (key[np.maximum(at, 0)] == asked) if len(known) else np.zeros(len(asked), bool)
+    slot = np.searchsorted(key, asked, side="right") - 1
+    producer = rows[np.maximum(slot, 0)] if len(rows) else np.full(len(asked), UNSET)
+    fed = (slot >= 0) & (key[np.maximum(slot, 0)] == asked) if len(rows) else np.zeros(len(asked), bool)
     end, start = trace.of_rows("end_ns"), trace.of_rows("start_ns")
     fed &= end[producer] <= start[consumer]
     # At one instant rows are in the order in which they began, but those of dead tasks.
@@ -110,21 +110,21 @@ class _Frames:
         outer, name = self.trace.frames[frame], self.structure.name[self.structure.child_of[enter]]
         return f"{outer}/{name}" if outer else name
 
-    def given_into(self, node: IntArray, frame: IntArray) -> IntArray:
+    def target_frames(self, node: IntArray, frame: IntArray) -> IntArray:
         """Return the frame and iteration that the tokens of each row go to."""
         graph, flow = self.trace.job.graph, self.trace.flow
-        given = frame.copy()
+        target = frame.copy()
         kind = np.append(graph.kind_code, np.full(flow.n_nodes - flow.n_ops, UNSET))[node]
-        for name, into in (("exit", self.outside), ("next_iteration", self.following)):
+        for name, frame_after in (("exit", self.outside), ("next_iteration", self.following)):
             if name in graph.kinds:
                 rows = kind == graph.kinds.index(name)
-                given[rows] = into[frame[rows]]
+                target[rows] = frame_after[frame[rows]]
         for row in np.flatnonzero(np.isin(node, list(self.structure.child_of))).tolist():
-            given[row] = self.number.get(f"{self.loop_of(int(node[row]), int(frame[row]))}:0", UNSET)
-        return given
+            target[row] = self.number.get(f"{self.loop_of(int(node[row]), int(frame[row]))}:0", UNSET)
+        return target
 
 
-def frames_over_ns(trace: Record) -> dict[int, int]:
+def loop_ends_ns(trace: Record) -> dict[int, int]:
     """Return, for each constant enter (row), when its loop is over: it holds its tensor until then.
 
     The loop is over when the last task of its part has ended, without waiting for tensors sent by key. (A
@@ -138,22 +138,22 @@ def frames_over_ns(trace: Record) -> dict[int, int]:
     columns = (of_row, *(trace.of_rows(name) for name in ("iteration", "frame", "end_ns")))
     latest: dict[tuple[int, int, int], int] = defaultdict(int)
     for *where, end in zip(*(column[counts].tolist() for column in columns), strict=True):
-        place = where[0], where[1], where[2]
-        latest[place] = max(latest[place], end)
-    over: dict[tuple[int, int, str], int] = defaultdict(int)
-    for (own, repetition, frame), end in latest.items():
+        key = where[0], where[1], where[2]
+        latest[key] = max(latest[key], end)
+    loop_end: dict[tuple[int, int, str], int] = defaultdict(int)
+    for (part_id, repetition, frame), end in latest.items():
         while frame != UNSET and frames.outside[frame] != UNSET:
-            loop = own, repetition, frames.loop[frame]
-            over[loop] = max(over[loop], end)
+            loop = part_id, repetition, frames.loop[frame]
+            loop_end[loop] = max(loop_end[loop], end)
             frame = int(frames.outside[frame])
     constant: dict[int, tuple[int, int, str]] = {}
     for row in np.flatnonzero(np.isin(tasks["op"], list(frames.structure.child_of))).tolist():
         op = int(tasks["op"][row])
         loop = int(part[op]), int(tasks["iteration"][row]), frames.loop_of(op, int(tasks["frame"][row]))
-        over[loop] = max(over[loop], int(tasks["end_ns"][row]))
+        loop_end[loop] = max(loop_end[loop], int(tasks["end_ns"][row]))
         if graph.attributes[op].get("constant", False):
             constant[row] = loop
-    return {row: over[loop] for row, loop in constant.items()}
+    return {row: loop_end[loop] for row, loop in constant.items()}
 
 
 def kept_tokens(trace: Record, producer: IntArray, consumer: IntArray, tensor: IntArray) -> BoolArray:
@@ -171,8 +171,8 @@ def kept_tokens(trace: Record, producer: IntArray, consumer: IntArray, tensor: I
     side = np.full(total, UNSET)
     ids = trace.tasks["id"]
     by_id = np.argsort(ids)
-    switch, taken = trace.taken.T
-    side[by_id[np.searchsorted(ids[by_id], switch)]] = taken
+    switch, output = trace.taken.T
+    side[by_id[np.searchsorted(ids[by_id], switch)]] = output
     first = np.zeros(total, np.int64)
     first[:n] = graph.first_output[trace.tasks["op"]]
     live = np.ones(total, bool)
@@ -184,10 +184,10 @@ def kept_tokens(trace: Record, producer: IntArray, consumer: IntArray, tensor: I
     live[consumer[sent & ~kept]] = False  # a transfer of a dead token delivers a dead token
     kept &= live[producer]
     if "merge" in graph.kinds:
-        into = np.flatnonzero(kept & ~sent)
-        into = into[graph.is_kind("merge")[trace.tasks["op"][consumer[into]]]]
-        end = trace.of_rows("end_ns")[producer[into]]
-        order = into[np.lexsort((producer[into], end, consumer[into]))]
+        to_merges = np.flatnonzero(kept & ~sent)
+        to_merges = to_merges[graph.is_kind("merge")[trace.tasks["op"][consumer[to_merges]]]]
+        end = trace.of_rows("end_ns")[producer[to_merges]]
+        order = to_merges[np.lexsort((producer[to_merges], end, consumer[to_merges]))]
         kept[order[np.diff(consumer[order], prepend=UNSET) == 0]] = False
     return kept
 
@@ -252,24 +252,24 @@ def dependencies(trace: Record) -> TaskEdges:
     >>> list(zip(edges.producer.tolist(), edges.consumer.tolist()))
     [(0, 1), (0, 2)]
     """
-    known: TaskEdges | None = trace.__dict__.get("_dependencies")
-    if known is None:  # memory, bounds, idle reasons and blame all use them
-        known = trace.__dict__["_dependencies"] = _dependencies(trace)
-    return known
+    cached: TaskEdges | None = trace.__dict__.get("_dependencies")
+    if cached is None:  # memory, bounds, idle reasons and blame all use them
+        cached = trace.__dict__["_dependencies"] = _dependencies(trace)
+    return cached
 
 
-def edges_among(trace: Record, shown: BoolArray) -> tuple[IntArray, IntArray]:
+def edges_among(trace: Record, visible: BoolArray) -> tuple[IntArray, IntArray]:
     """Return (producer, consumer) of the edges between rows in a mask.
 
     Where a transfer is not in the mask, its consumers follow the producer of its tensor.
     """
     producer, consumer, _ = dependencies(trace)
-    maker = np.arange(len(shown))
-    into = consumer >= len(trace)
-    maker[consumer[into]] = producer[into]
-    producer = np.where(shown[producer], producer, maker[producer])
-    both = shown[producer] & shown[consumer]
-    return producer[both], consumer[both]
+    maker = np.arange(len(visible))
+    is_transfer = consumer >= len(trace)
+    maker[consumer[is_transfer]] = producer[is_transfer]
+    producer = np.where(visible[producer], producer, maker[producer])
+    inside = visible[producer] & visible[consumer]
+    return producer[inside], consumer[inside]
 
 
 def unread(trace: Record) -> TaskEdges:
@@ -281,8 +281,8 @@ def unread(trace: Record) -> TaskEdges:
         return TaskEdges(*np.zeros((3, 0), np.int64))
     producer, consumer, tensor = _all_edges(trace)
     waits = (producer != UNSET) & (consumer == UNSET) & (tensor != UNSET)
-    made = np.append(trace.status == DONE, np.ones(len(trace.transfers["id"]), bool))
-    waits[waits] = made[producer[waits]]
+    produced = np.append(trace.status == DONE, np.ones(len(trace.transfers["id"]), bool))
+    waits[waits] = produced[producer[waits]]
     return TaskEdges(producer[waits], consumer[waits], tensor[waits])
 
 
@@ -291,43 +291,43 @@ def _all_edges(trace: Record) -> TaskEdges:
     flow, ids = trace.flow, trace.of_rows("id")
     rows = np.full(flow.n_nodes * trace.job.iterations, UNSET)
     rows[ids] = np.arange(len(ids))
-    edge, at = unroll(flow.distance, trace.job.iterations)
+    edge, step = unroll(flow.distance, trace.job.iterations)
     if len(trace.attempts) > 1:  # data from before a restart come from a checkpoint
-        begins = np.array([each.run for each in trace.attempts])
-        inside = at - flow.distance[edge] >= begins[np.searchsorted(begins, at, side="right") - 1]
-        edge, at = edge[inside], at[inside]
-    producer = rows[(at - flow.distance[edge]) * flow.n_nodes + flow.producer[edge]]
-    return TaskEdges(producer, rows[at * flow.n_nodes + flow.consumer[edge]], flow.carries[edge])
+        begins = np.array([attempt.run for attempt in trace.attempts])
+        valid = step - flow.distance[edge] >= begins[np.searchsorted(begins, step, side="right") - 1]
+        edge, step = edge[valid], step[valid]
+    producer = rows[(step - flow.distance[edge]) * flow.n_nodes + flow.producer[edge]]
+    return TaskEdges(producer, rows[step * flow.n_nodes + flow.consumer[edge]], flow.carries[edge])
 
 
 def _dependencies(trace: Record) -> TaskEdges:
     if has_control_flow(trace.job.graph):
-        return _with_met(trace, TaskEdges(*token_edges(trace)))
+        return _with_pairs(trace, TaskEdges(*token_edges(trace)))
     producer, consumer, tensor = _all_edges(trace)
-    both = (producer != UNSET) & (consumer != UNSET)
-    found = TaskEdges(producer[both], consumer[both], tensor[both])
-    data = _into_non_strict(trace, found)
+    exists = (producer != UNSET) & (consumer != UNSET)
+    edges = TaskEdges(producer[exists], consumer[exists], tensor[exists])
+    data = _into_non_strict(trace, edges)
     if trace.failed:
-        tasks = found.consumer < len(trace)
-        data[tasks] |= (trace.at_once & (trace.status != DONE))[found.consumer[tasks]]
+        tasks = edges.consumer < len(trace)
+        data[tasks] |= (trace.at_once & (trace.status != DONE))[edges.consumer[tasks]]
     if data.any():
         end = trace.of_rows("end_ns")
         late = data.copy()
-        late[data] = end[found.producer[data]] > trace.tasks["start_ns"][found.consumer[data]]
-        found = TaskEdges(*(column[~late] for column in found))
-    return _with_met(trace, found)
+        late[data] = end[edges.producer[data]] > trace.tasks["start_ns"][edges.consumer[data]]
+        edges = TaskEdges(*(column[~late] for column in edges))
+    return _with_pairs(trace, edges)
 
 
-def _with_met(trace: Record, found: TaskEdges) -> TaskEdges:
+def _with_pairs(trace: Record, edges: TaskEdges) -> TaskEdges:
     """Add an edge for each pair that met by key, from the Send, or the transfer it caused, to the Recv."""
     if not len(trace.met):
-        return found
+        return edges
     source, recv = trace.met_rows.T
     graph, n = trace.job.graph, len(trace)
     sent = graph.first_output[trace.tasks["op"][np.minimum(source, n - 1)]]
     moved = np.concatenate((np.zeros(n, np.int64), trace.transfers["tensor"]))
     new = (source, recv, np.where(source < n, sent, moved[source]))
-    return TaskEdges(*(np.concatenate(pair) for pair in zip(found, new, strict=True)))
+    return TaskEdges(*(np.concatenate(pair) for pair in zip(edges, new, strict=True)))
 
 
 def waited_for(trace: Record, edges: TaskEdges) -> TaskEdges:
@@ -347,17 +347,17 @@ def waited_for(trace: Record, edges: TaskEdges) -> TaskEdges:
         return edges
     flow, iterations = trace.flow, trace.job.iterations
     rows = min(iterations, int(flow.distance.max(initial=0)) + 1)
-    there = np.array([inputs_from_the_start(trace.job.graph, flow, i) for i in range(rows)])
+    available = np.array([inputs_from_the_start(trace.job.graph, flow, i) for i in range(rows)])
     end = trace.of_rows("end_ns")
     consumer = edges.consumer[data]
     by_arrival = np.lexsort((data, end[edges.producer[data]], consumer))
     _, first = np.unique(consumer[by_arrival], return_index=True)
     first = by_arrival[first]
     task = consumer[first]
-    at = np.minimum(trace.tasks["iteration"][task], rows - 1)
+    iteration = np.minimum(trace.tasks["iteration"][task], rows - 1)
     keep = np.ones(len(edges.producer), dtype=bool)
     keep[data] = False
-    keep[data[first[~there[at, trace.tasks["op"][task]]]]] = True
+    keep[data[first[~available[iteration, trace.tasks["op"][task]]]]] = True
     return TaskEdges(*(column[keep] for column in edges))
 
 
@@ -366,6 +366,6 @@ def _into_non_strict(trace: Record, edges: TaskEdges) -> BoolArray:
     non_strict = non_strict_ops(trace.job.graph)
     if not non_strict.any():
         return np.zeros(len(edges.producer), dtype=bool)
-    into: BoolArray = (edges.consumer < len(trace)) & (edges.tensor != UNSET)
-    into[into] = non_strict[trace.tasks["op"][edges.consumer[into]]]
-    return into
+    mask: BoolArray = (edges.consumer < len(trace)) & (edges.tensor != UNSET)
+    mask[mask] = non_strict[trace.tasks["op"][edges.consumer[mask]]]
+    return mask

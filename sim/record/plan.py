@@ -205,16 +205,16 @@ _COLUMNS: Final = ("op", "iteration", "stream", "issuer")
 
 
 def _from_content(content: Mapping[str, Any]) -> Plan:
-    ops, streams, devices, issuers = (tuple(map(str, content[what])) for what in _NAMES)
+    ops, streams, devices, issuers = (tuple(map(str, content[noun])) for noun in _NAMES)
     columns = {name: np.array(content["tasks"][name], np.int64) for name in _COLUMNS}
     op, stream, issuer = columns["op"], columns["stream"], columns["issuer"]
     if "not_before_ns" in content["tasks"]:
-        least, whose = content["tasks"]["not_before_ns"], "not_before_ns of the plan"
-        columns["not_before_ns"] = whole_numbers(least, whose, len(op), below=LATEST_NS)
+        not_before, source = content["tasks"]["not_before_ns"], "not_before_ns of the plan"
+        columns["not_before_ns"] = whole_numbers(not_before, source, len(op), below=LATEST_NS)
     task, event = (np.array(content["waits"][end], np.int64) for end in ("task", "for"))
-    for column, known, what in ((op, ops, "op"), (stream, streams, "stream"), (issuer, issuers, "issuer")):
-        if len(column) != len(op) or bool(((column < 0) | (column >= len(known))).any()):
-            raise InputError(f"the plan names {format_count(len(known), what)}, and its tasks others")
+    for column, names, noun in ((op, ops, "op"), (stream, streams, "stream"), (issuer, issuers, "issuer")):
+        if len(column) != len(op) or bool(((column < 0) | (column >= len(names))).any()):
+            raise InputError(f"the plan names {format_count(len(names), noun)}, and its tasks others")
     if len(devices) != len(streams) or len(columns["iteration"]) != len(op) or len(task) != len(event):
         raise InputError("the columns of the plan have different lengths")
     wrong = (task < 0) | (task >= len(op)) | (event < 0) | (event >= task)
@@ -282,12 +282,12 @@ def plan_of(trace: Record, *, timed: bool = False) -> Plan:
     sent = edges.consumer >= n
     number[edges.consumer[sent]] = number[edges.producer[sent]]
     producer, consumer = number[edges.producer[~sent]], number[edges.consumer[~sent]]
-    made = producer != UNSET
+    produced = producer != UNSET
 
     op, ops, _ = by_first_use(tasks["op"][in_order])
     stream, streams, _ = by_first_use(tasks["stream"][in_order])
     issuer, issuers, _ = by_first_use(tasks["issuer"][in_order])
-    issuer_names = [each.name for each in job.machine.issuers()]
+    issuer_names = [entry.name for entry in job.machine.issuers()]
     device = np.searchsorted(np.array(job.machine.first_stream), streams, side="right") - 1
     return Plan(
         graph=job.graph.name,
@@ -299,7 +299,7 @@ def plan_of(trace: Record, *, timed: bool = False) -> Plan:
         iteration=tasks["iteration"][in_order],
         stream=stream,
         issuer=issuer,
-        waits=_needed_waits(producer[made], consumer[made], stream),
+        waits=_needed_waits(producer[produced], consumer[produced], stream),
         not_before_ns=_waits_on_purpose(trace, timed, in_order),
     )
 
@@ -310,12 +310,12 @@ def _waits_on_purpose(trace: Record, timed: bool, in_order: IntArray) -> IntArra
 
     tasks, job = trace.tasks, trace.job
     if timed:
-        until = tasks["issue_ns"] - np.where(job.launched, issue_costs_ns(job), 0)[tasks["op"]]
+        until_ns = tasks["issue_ns"] - np.where(job.launched, issue_costs_ns(job), 0)[tasks["op"]]
     elif trace.not_before_ns is not None:
-        until = trace.not_before_ns[tasks["iteration"] * len(job.graph) + tasks["op"]]
+        until_ns = trace.not_before_ns[tasks["iteration"] * len(job.graph) + tasks["op"]]
     else:
         return None
-    waited = np.where(until > tasks["ready_ns"], until, 0)[in_order]
+    waited = np.where(until_ns > tasks["ready_ns"], until_ns, 0)[in_order]
     return waited if waited.any() else None
 
 
@@ -334,9 +334,9 @@ def _needed_waits(producer: IntArray, consumer: IntArray, stream: IntArray) -> C
     producer, consumer = producer[order], consumer[order]
     pair = stream[consumer] * (int(stream.max(initial=0)) + 1) + stream[producer]
     reached = np.maximum.accumulate(producer + pair * len(stream)) if len(producer) else producer
-    news = np.ones(len(producer), dtype=bool)
-    news[1:] = (pair[1:] != pair[:-1]) | (reached[1:] > reached[:-1])
-    return _rows(consumer[news], producer[news], len(stream))
+    new = np.ones(len(producer), dtype=bool)
+    new[1:] = (pair[1:] != pair[:-1]) | (reached[1:] > reached[:-1])
+    return _rows(consumer[new], producer[new], len(stream))
 
 
 def _rows(task: IntArray, event: IntArray, n: int) -> Csr:

@@ -96,8 +96,8 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int]
         ahead = _before_groups(c.group[entry], tasks["iteration"][row], ahead, tasks["end_ns"][row])
     ahead = np.where(ahead == UNSET, UNSET, row[ahead])
     size = np.bincount(meeting, minlength=len(party))
-    in_vain = (size < np.array([len(members) for members in c.members])[party])[meeting]
-    np.maximum.at(met, meeting[in_vain], tasks["end_ns"][row[in_vain]])
+    incomplete = (size < np.array([len(members) for members in c.members])[party])[meeting]
+    np.maximum.at(met, meeting[incomplete], tasks["end_ns"][row[incomplete]])
     return Meetings(row, entry, meeting, ahead, party, met, last, size)
 
 
@@ -129,16 +129,16 @@ def _before_groups(group: IntArray, iteration: IntArray, ahead: IntArray, end_ns
     >>> _before_groups(group, np.zeros(4, int), ahead, np.array([9, 7, 20, 30])).tolist()
     [-1, -1, 0, 2]
     """
-    found, last = ahead.copy(), np.arange(len(ahead))  # last: the last to end of the call so far
-    for k, one in enumerate(ahead.tolist()):
-        if one == UNSET:
+    before, last = ahead.copy(), np.arange(len(ahead))  # last: the last to end of the call so far
+    for k, previous in enumerate(ahead.tolist()):
+        if previous == UNSET:
             continue
-        if group[k] != UNSET and group[k] == group[one] and iteration[k] == iteration[one]:
-            found[k] = found[one]
-            last[k] = last[one] if end_ns[last[one]] >= end_ns[k] else k
+        if group[k] != UNSET and group[k] == group[previous] and iteration[k] == iteration[previous]:
+            before[k] = before[previous]
+            last[k] = last[previous] if end_ns[last[previous]] >= end_ns[k] else k
         else:
-            found[k] = last[one]
-    return found
+            before[k] = last[previous]
+    return before
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ the kernel, named without the unit. `Record.from_columns` adds the columns that 
 TRANSFER_COLUMNS: Final = ("ready_ns", "start_ns", "end_ns")
 """... and of a transfer."""
 
-_MOVED: Final = ("tensor", "source", "destination", "nbytes")
+_FLOW_COLUMNS: Final = ("tensor", "source", "destination", "nbytes")
 
 
 class Wait:
@@ -172,7 +172,7 @@ WAITS: Final = ("", "issuer", "policy", "stream", "event", "launch", "resources"
 blocking); earlier tasks of the stream; an event of another stream; launch latency or the gap between
 kernels; cores, SMs or bandwidth; memory; an earlier collective of its communicator."""
 
-SAID: Final = (Wait.MEMORY, Wait.RESOURCES, Wait.COMMUNICATOR)
+RECORDED_REASONS: Final = (Wait.MEMORY, Wait.RESOURCES, Wait.COMMUNICATOR)
 """What the engine itself records as the last reason of a wait."""
 
 
@@ -309,7 +309,7 @@ class Record:
         by_issuer = tasks["issue_ns"] > tasks["ready_ns"]
         tasks["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), tasks["wait"])
         moved = transfers["op"] - flow.n_ops
-        transfers |= {name: getattr(flow, name)[moved] for name in _MOVED}
+        transfers |= {name: getattr(flow, name)[moved] for name in _FLOW_COLUMNS}
         more["synchronisation"] = policy.synchronisation
         return cls(job, flow, type(policy).__name__, tasks, transfers, **more)
 
@@ -336,10 +336,10 @@ class Record:
         """Whether each iteration is a step that was done and not lost to a failure of the machine."""
         if not self.attempts:
             return np.ones(self.job.iterations, bool)
-        found = np.zeros(self.job.iterations, bool)
-        for each in self.attempts:
-            found[each.run : each.run + each.done - each.lost] = True
-        return found
+        counted = np.zeros(self.job.iterations, bool)
+        for attempt in self.attempts:
+            counted[attempt.run : attempt.run + attempt.done - attempt.lost] = True
+        return counted
 
     @property
     def steps_done(self) -> int:
@@ -364,7 +364,7 @@ class Record:
     @cached_property
     def failed(self) -> bool:
         """Whether an op, or a part of the machine, failed, so that some ops may not have run."""
-        if self.detection is not None or any(each.trace.detection for each in self.attempts):
+        if self.detection is not None or any(attempt.trace.detection for attempt in self.attempts):
             return True
         return self.on_failure is not None and bool((self.status == FAILED).any())
 
@@ -404,7 +404,7 @@ class Record:
     @cached_property
     def meetings(self) -> Meetings | None:
         """The meetings of collectives; None: no op belongs to a communicator."""
-        return meetings_of(self.job, self.tasks, [each.run for each in self.attempts[1:]])
+        return meetings_of(self.job, self.tasks, [attempt.run for attempt in self.attempts[1:]])
 
     @cached_property
     def is_delay(self) -> BoolArray:
@@ -501,12 +501,12 @@ class ColumnWriter:
 
     def __init__(self, names: Iterable[str], expected: int, frames: dict[str, int] | None = None) -> None:
         names = ("id", "round", *names, *(() if frames is None else ("op", "iteration")))
-        self._of: dict[str, Callable[[Task], int]] = {name: attrgetter(name) for name in names}
+        self._readers: dict[str, Callable[[Task], int]] = {name: attrgetter(name) for name in names}
         if "issuer" in names:
-            self._of["issuer"] = attrgetter("issuer.index")
+            self._readers["issuer"] = attrgetter("issuer.index")
         if frames is not None:
-            self._of["frame"] = lambda task: frames.setdefault(str(task.frame or ""), len(frames))
-        self._columns = {name: np.empty(expected, np.int64) for name in self._of}
+            self._readers["frame"] = lambda task: frames.setdefault(str(task.frame or ""), len(frames))
+        self._columns = {name: np.empty(expected, np.int64) for name in self._readers}
         self._tasks: list[Task] = []  # not written yet
         self._n = 0
 
@@ -530,7 +530,7 @@ class ColumnWriter:
 
     def _write(self) -> None:
         n, after = self._n, self._n + len(self._tasks)
-        for name, value_of in self._of.items():
+        for name, value_of in self._readers.items():
             column = self._columns[name]
             if after > len(column):
                 self._columns[name] = column = np.resize(column, max(after, 2 * len(column)))

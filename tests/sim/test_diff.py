@@ -73,12 +73,12 @@ def test_who_keeps_an_issuer_busy_is_named(tmp_path: Path) -> None:
     early = schedule_of(trace, "run")
     told = held_at(early, 2, 0)
     assert told is not None
-    assert told.told == "'c' is ready, and gpu0/host issues 'a' and 1 more first (6 ns)"
+    assert told.sentence == "'c' is ready, and gpu0/host issues 'a' and 1 more first (6 ns)"
     path = tmp_path / "ops.csv"
     task_table(trace).to_csv(path, index=False)
     held = held_at(schedule_of_table(path, read_ops_table(path)), 2, 1)
     assert held is not None
-    assert held.told == "'c' is ready, and its issuer is busy"
+    assert held.sentence == "'c' is ready, and its issuer is busy"
 
 
 def test_what_a_policy_holds_back_between_two_launches_has_a_reason_at_any_time() -> None:
@@ -102,7 +102,7 @@ def test_a_transfer_after_a_restart_waits_for_the_recovery_first() -> None:
     assert waits_of(held, row) == {"recovery": 210_000_000, "dependency": 1_000_000}
     told = held_at(held, row, 0)
     assert told is not None
-    assert (told.reason, told.told.partition("] ")[2]) == (
+    assert (told.reason, told.sentence.partition("] ")[2]) == (
         "recovery",
         "from server to cpu0 carries what 'weights'[3] makes, which has not started yet",
     )
@@ -113,7 +113,7 @@ def test_a_table_names_the_op_ahead_on_the_lane(tmp_path: Path) -> None:
     task_table(run({name: (5, "gpu0", []) for name in "abc"}, gpus(1))).to_csv(path, index=False)
     held = held_at(schedule_of_table(path, read_ops_table(path)), 2, 7)
     assert held is not None
-    assert (held.told, held.row) == ("'c' is issued and queued behind 'b' on gpu0/0", 1)
+    assert (held.sentence, held.row) == ("'c' is issued and queued behind 'b' on gpu0/0", 1)
 
 
 def test_an_op_of_the_host_is_waited_for_under_one_name(tmp_path: Path) -> None:

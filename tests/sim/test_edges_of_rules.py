@@ -25,7 +25,7 @@ from sim.base.errors import InputError
 from sim.explain.derived import DerivedColumns
 from sim.explain.memory_use import allocator_statistics
 from sim.export.tables import task_table
-from sim.plot.html import tell_run
+from sim.plot.html import describe_run
 
 
 def test_durations_by_kind_are_those_of_every_rank() -> None:
@@ -142,7 +142,10 @@ def test_two_devices_that_are_used_alike_share_a_line_of_the_page() -> None:
         b.op(f"a{k}", duration_ns=10, device=f"gpu{k}")
     b.op("c", duration_ns=5, device="gpu2")
     trace = simulate(b.build(), Machine(tuple(Device(f"gpu{k}") for k in range(3))), ReadyQueue())
-    assert [name for name, _ in tell_run(DerivedColumns(trace), "page")["use"]] == ["gpu0 and 1 more", "gpu2"]
+    assert [name for name, _ in describe_run(DerivedColumns(trace), "page")["use"]] == [
+        "gpu0 and 1 more",
+        "gpu2",
+    ]
 
 
 def test_under_control_flow_a_launched_op_may_end_at_time_0() -> None:

@@ -44,7 +44,7 @@ def test_a_task_more_takes_a_few_numbers_more(
 ) -> None:
     """A task is 700 bytes in the file and, as objects, 2 kB in memory: neither is held."""
     monkeypatch.setattr("sim.export.chrome._PIECE", 50)
-    monkeypatch.setattr("sim.export.chrome._AT_ONCE", 50)
+    monkeypatch.setattr("sim.export.chrome._BATCH", 50)
     peak_bytes(large(10), tmp_path / name)  # what is imported at the first use
     few, many = (peak_bytes(large(n), tmp_path / name) for n in (500, 2_500))
     assert many - few < 400 * 2_000
@@ -54,7 +54,7 @@ def test_the_same_trace_gives_the_same_bytes_however_it_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_chrome(large(20), tmp_path / "a.json")
-    monkeypatch.setattr("sim.export.chrome._AT_ONCE", 1)
+    monkeypatch.setattr("sim.export.chrome._BATCH", 1)
     monkeypatch.setattr("sim.export.chrome._PIECE", 1)
     write_chrome(large(20), tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()

@@ -39,7 +39,7 @@ def test_force_goes_on() -> None:
 
 @pytest.mark.usefixtures("two_gb")
 def test_the_verb_forces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_UNASKED", 0)
+    monkeypatch.setattr(room, "_UNCHECKED", 0)
     monkeypatch.setattr(room, "free_bytes", lambda: 100)
     path = write(tmp_path, GOOD)
     assert sim("run", path).exit_code == 2

@@ -162,7 +162,7 @@ def _print_choice(rows: list[Any]) -> None:
 
 def _print_sizes(rows: list[Any], requested: int | None) -> None:
     from sim.export.tables import text_table
-    from sim.notebook import columns_that_speak
+    from sim.notebook import filled_columns
 
     def rate(gb_per_s: float | None) -> str:
         return "" if gb_per_s is None else f"{gb_per_s:.1f}"
@@ -175,4 +175,4 @@ def _print_sizes(rows: list[Any], requested: int | None) -> None:
         lines.append(row.to_json() | more | {"measured": rate(row.bus_gb_per_s(row.measured_us))})
     columns = ["size", "algorithm", "protocol", "channels", "NCCL expects: tuner_ns", "time: links_ns"]
     columns += ["fitted_ns", "bus GB/s: bus", "measured_ns", "measured GB/s: measured", "off by: off"]
-    print_table(columns_that_speak(text_table(lines, columns)), left=3 if rows[0].choice is not None else 2)
+    print_table(filled_columns(text_table(lines, columns)), left=3 if rows[0].choice is not None else 2)
