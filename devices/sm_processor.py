@@ -116,7 +116,7 @@ def _stagger(free: Instants, need: Demand, duration_ns: int, now_ns: int) -> tup
     for last in range(len(begins) - 1, -1, -1):
         switch_at = begins[last][0]
         remaining = loads
-        turns = []  # first dispatches of SMs from `at` on
+        turns = []  # first dispatches of SMs from `switch_at` on
         total = 0
         for begin, sms in begins[: last + 1]:
             rounds = (switch_at - begin + length - 1) // length

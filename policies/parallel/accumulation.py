@@ -55,75 +55,75 @@ class GradientAccumulation(OnRanks):
     def __init__(self, micro_batches: int) -> None:
         self.n = whole("gradient-accumulation", "micro_batches", micro_batches)
 
-    def rewrite_ranks(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, ranked: Ranked) -> Ranked:
         """Return the ranks, or the single device, with steps of several micro-batches."""
-        there.refuse(["dp"], "gradient-accumulation comes before the rewrite for replicas")
-        return there.each(self._program)
+        ranked.refuse(["dp"], "gradient-accumulation comes before the rewrite for replicas")
+        return ranked.each(self._program)
 
     def _program(self, graph: Graph) -> Graph:
         step = TrainingStep(graph)
         refuse_micro_batches(step, "gradient-accumulation")
         name = f"{step.records.name} ({self.n} micro-batches)"
-        given = step.records.externals
-        made = Records(name, {}, {n: given[n] for n in step.records.parameters()})
-        parameters = {each.gradient: each for each in step.parameters}
+        externals = step.records.externals
+        records = Records(name, {}, {n: externals[n] for n in step.records.parameters()})
+        parameters = {parameter.gradient: parameter for parameter in step.parameters}
         total: dict[str, str] = {}
         for k in range(self.n):
-            own = {record.name: f"micro{k}/{record.name}" for record in step.work}
-            own |= {n: f"micro{k}/{n}" for n in given if n not in made.externals}
-            made.externals |= {own[n]: e for n, e in given.items() if n in own}
+            names = {record.name: f"micro{k}/{record.name}" for record in step.work}
+            names |= {n: f"micro{k}/{n}" for n in externals if n not in records.externals}
+            records.externals |= {names[n]: e for n, e in externals.items() if n in names}
             for record in step.work:
-                copied = made.make(rename_for(record, own, k))
+                copied = records.make(rename_for(record, names, k))
                 for output, tensor in enumerate(record.tensors):
                     if tensor in parameters:
-                        total[tensor] = add_up(made, copied, output, total.get(tensor), parameters[tensor])
+                        total[tensor] = add_up(records, copied, output, total.get(tensor), parameters[tensor])
         for update in step.updates:
             inputs = [(total.get(tensor, tensor), d) for tensor, d in update.inputs]
-            made.make(replace(update, inputs=inputs))
-        return write(made)
+            records.make(replace(update, inputs=inputs))
+        return write(records)
 
 
-def rename_for(record: OpEntry, own: Mapping[str, str], k: int) -> OpEntry:
+def rename_for(record: OpEntry, new: Mapping[str, str], k: int) -> OpEntry:
     """Return an op renamed as the op of micro-batch `k`."""
 
-    def of(name: str) -> str:
+    def new_name(name: str) -> str:
         base, colon, number = name.rpartition(":")
-        return f"{own[base]}:{number}" if colon and base in own and name not in own else own.get(name, name)
+        return f"{new[base]}:{number}" if colon and base in new and name not in new else new.get(name, name)
 
     attributes = dict(record.attributes)
     if "group" in attributes and record.kind in ("send", "recv"):
         attributes["group"] = f"micro{k}/{attributes['group']}"
     return replace(
         record,
-        name=own[record.name],
-        inputs=[(of(tensor), d) for tensor, d in record.inputs],
-        after=[(of(name), d) for name, d in record.after],
+        name=new[record.name],
+        inputs=[(new_name(tensor), d) for tensor, d in record.inputs],
+        after=[(new_name(name), d) for name, d in record.after],
         micro_batch=k,
         attributes=attributes,
     )
 
 
-def make_sum(of: OpEntry, name: str, reads: Sequence[str], nbytes: int, flops: int, **facts: Any) -> OpEntry:
-    """Return an op that adds two tensors related to `of`; it has no cost if `of` has a duration."""
-    timed = of.duration_ns is not None or of.duration_by_kind
+def make_sum(op: OpEntry, name: str, reads: Sequence[str], nbytes: int, flops: int, **facts: Any) -> OpEntry:
+    """Return an op that adds two tensors related to `op`; it has no cost if `op` has a duration."""
+    timed = op.duration_ns is not None or op.duration_by_kind
     facts["duration_ns"] = 0 if timed else None
-    return of.like(name, "add", reads, [nbytes], flops=flops, bytes_read=2 * nbytes, **facts)
+    return op.like(name, "add", reads, [nbytes], flops=flops, bytes_read=2 * nbytes, **facts)
 
 
-def add_up(made: Records, of: OpEntry, output: int, before: str | None, parameter: Parameter) -> str:
+def add_up(records: Records, op: OpEntry, output: int, before: str | None, parameter: Parameter) -> str:
     """Add a gradient, an output of a micro-batch's op, to the earlier ones; return the sum."""
-    own = of.tensor(output)
+    gradient = op.tensor(output)
     if before is None:
-        return own
-    name = f"micro{of.micro_batch}/{parameter.name}/accumulate"
-    stream = {key: value for key, value in of.attributes.items() if key == "stream"}
+        return gradient
+    name = f"micro{op.micro_batch}/{parameter.name}/accumulate"
+    stream = {key: value for key, value in op.attributes.items() if key == "stream"}
     facts: dict[str, Any] = {"phase": "W", "attributes": stream}
-    made.make(make_sum(of, name, [before, own], of.outputs[output], parameter.elements, **facts))
+    records.make(make_sum(op, name, [before, gradient], op.outputs[output], parameter.elements, **facts))
     return name
 
 
-def refuse_micro_batches(step: TrainingStep, what: str) -> None:
-    """Raise if a step already has several micro-batches, which `what` would make.
+def refuse_micro_batches(step: TrainingStep, rewrite: str) -> None:
+    """Raise if a step already has several micro-batches, which `rewrite` would make.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def refuse_micro_batches(step: TrainingStep, what: str) -> None:
         If it does.
     """
     if any(record.micro_batch for record in step.work):
-        message = f"{what} does not take a step of several micro-batches"
+        message = f"{rewrite} does not take a step of several micro-batches"
         raise GraphError(f"{message}; gradient-accumulation and pipeline-parallel make them, one of the two")
 
 
@@ -149,7 +149,7 @@ def are_in_turn(step: TrainingStep) -> bool:
     return order == sorted(order) and all(one.attributes.get("dimension") != "pp" for one in step.work)
 
 
-def refuse_pipelines(step: TrainingStep, what: str) -> None:
+def refuse_pipelines(step: TrainingStep, rewrite: str) -> None:
     """Raise if micro-batches do not run one after another, as DeepSpeed's engine does.
 
     Source: DeepSpeed, ``deepspeed/runtime/pipe/engine.py``: ``PipelineEngine`` asserts that
@@ -162,7 +162,7 @@ def refuse_pipelines(step: TrainingStep, what: str) -> None:
     """
     if not are_in_turn(step):
         message = f"those of {step.records.name!r} are not (DeepSpeed takes no pipeline either)"
-        raise GraphError(f"{what} takes micro-batches one after another; {message}")
+        raise GraphError(f"{rewrite} takes micro-batches one after another; {message}")
 
 
 def micro_batches(step: TrainingStep, *, added_up: bool = False) -> list[TrainingStep]:
@@ -175,25 +175,25 @@ def micro_batches(step: TrainingStep, *, added_up: bool = False) -> list[Trainin
         Whether gradients are added to those of earlier micro-batches; by default each stays separate.
     """
     n = 1 + max((record.micro_batch or 0 for record in step.work), default=0)
-    gradients, sums = [{each.name: each.gradient for each in step.parameters} for _ in range(n)], set[str]()
-    for each in step.parameters:
-        tensor = each.gradient
+    gradients, sums = [{p.name: p.gradient for p in step.parameters} for _ in range(n)], set[str]()
+    for param in step.parameters:
+        tensor = param.gradient
         while (producer := step.records.producer(tensor)) is not None:
-            k, own = producer.micro_batch or 0, step.own_gradient(replace(each, gradient=tensor))
-            gradients[k][each.name] = tensor if added_up else own
-            if own == tensor:
+            k, gradient = producer.micro_batch or 0, step.own_gradient(replace(param, gradient=tensor))
+            gradients[k][param.name] = tensor if added_up else gradient
+            if gradient == tensor:
                 break
             sums.add(producer.name)
             tensor = producer.inputs[0][0]
     if n == 1 or not sums:
         return [step]
-    found = []
+    batches = []
     for k in range(n):
         part = copy(step)
         part.__dict__.pop("ready_at", None)
         part.work = [record for record in step.work if (record.micro_batch or 0) == k]
         if not added_up:
             part.work = [record for record in part.work if record.name not in sums]
-        part.parameters = [replace(each, gradient=gradients[k][each.name]) for each in step.parameters]
-        found.append(part)
-    return found
+        part.parameters = [replace(param, gradient=gradients[k][param.name]) for param in step.parameters]
+        batches.append(part)
+    return batches

@@ -80,8 +80,8 @@ def attention_shares(ranks: int, rank: int, *, causal: bool, balanced: bool = Tr
     """
     n = 2 * ranks
 
-    def chunks(of: int) -> tuple[int, int]:
-        return (of, n - 1 - of) if balanced else (2 * of, 2 * of + 1)
+    def chunks(index: int) -> tuple[int, int]:
+        return (index, n - 1 - index) if balanced else (2 * index, 2 * index + 1)
 
     def pairs(query: int, key: int) -> Fraction:
         if not causal or key < query:
@@ -110,7 +110,7 @@ class Tokens(ABC):
         self.old, self.c, self.rank, self.balanced = read(graph), c, rank, balanced
         self.records = Records(f"{graph.name} (context parallel)", {}, {})
         step = None if OPTIMIZERS.keys().isdisjoint(graph.kinds) else TrainingStep(graph)
-        gradients = {} if step is None else {each.gradient: each.name for each in step.parameters}
+        gradients = {} if step is None else {param.gradient: param.name for param in step.parameters}
         updates = set() if step is None else {update.name for update in step.updates}
         self.of_gradient = set(parts_of_gradients(self.old, gradients))
         """Gradients of parameters, and the parts that they are sums of."""
@@ -118,23 +118,23 @@ class Tokens(ABC):
         """The last op issued on the compute stream."""
         self.on_tokens: set[str] = set()
         """Tensors of which the rank has only its tokens."""
-        for name, given in self.old.externals.items():
-            if not self.old.is_parameter(name) and given.nbytes >= c:
+        for name, external in self.old.externals.items():
+            if not self.old.is_parameter(name) and external.nbytes >= c:
                 self.on_tokens.add(name)
-            self.records.externals[name] = replace(given, nbytes=self.nbytes(name))
-        found = False
+            self.records.externals[name] = replace(external, nbytes=self.nbytes(name))
+        has_attention = False
         for record in self.old.in_order(graph):
             if record.name in updates:
                 self.records.make(replace(record, inputs=self._of_all_tokens(record)))
             elif record.kind in ("attention", "attention_grad"):
-                found = True
+                has_attention = True
                 for k, nbytes in enumerate(record.outputs):
                     self._note(record.tensor(k), nbytes, record)
                 write_op = self.forward if record.kind == "attention" else self.backward
                 write_op(record)
             else:
                 self._work(record)
-        if not found:
+        if not has_attention:
             message = "has no op of kind attention: nothing to exchange, so use data parallelism"
             raise GraphError(f"graph {graph.name!r} {message}")
 
@@ -155,8 +155,8 @@ class Tokens(ABC):
 
     def nbytes(self, tensor: str) -> int:
         """Return the bytes of a rank's part of a tensor of the graph."""
-        whole = self.old.nbytes(tensor)
-        return -(-whole // self.c) if tensor in self.on_tokens else whole
+        nbytes = self.old.nbytes(tensor)
+        return -(-nbytes // self.c) if tensor in self.on_tokens else nbytes
 
     def _work(self, record: OpEntry) -> None:
         """Write an op that treats each token separately."""
@@ -166,16 +166,16 @@ class Tokens(ABC):
         if self.on_tokens.isdisjoint(tensors):
             self.records.make(replace(record, attributes=on_compute(record)))
             return
-        made = record.tensors
+        produced = record.tensors
         if record.kind in ("matmul", "gemm") and record.phase in (None, "F"):
             (a, _), (b, _) = record.inputs[:2]
             if a in self.on_tokens and b in self.on_tokens:
                 message = f"{record.kind} {record.name!r} multiplies two tensors that are no parameters"
                 advice = "let the rewrite attention, which makes one op of it, come before training"
                 raise GraphError(f"{message}; context-parallel needs attention as one op: {advice}")
-        for tensor, nbytes in zip(made, record.outputs, strict=True):
+        for tensor, nbytes in zip(produced, record.outputs, strict=True):
             self._note(tensor, nbytes, record)
-        outputs = tuple(self.nbytes(tensor) for tensor in made)
+        outputs = tuple(self.nbytes(tensor) for tensor in produced)
         read_ = sum(map(self.nbytes, tensors)), sum(map(self.old.nbytes, tensors))
         attributes = on_compute(record)
         for key in ("k" if record.name in self.of_gradient else "m", "rows"):
@@ -215,7 +215,7 @@ class Tokens(ABC):
 
     def compute(
         self,
-        of: OpEntry,
+        op: OpEntry,
         name: str,
         reads: Sequence[str],
         outputs: Sequence[int],
@@ -224,24 +224,24 @@ class Tokens(ABC):
     ) -> str:
         """Write a part of an attention; only with a shape can a table of measurements find it."""
         self.last, inputs = name, list(dict.fromkeys(reads))
-        kept = {key: value for key, value in of.attributes.items() if key not in SHAPE}
-        made = of.part(part)
-        made.name, made.inputs, made.outputs = name, [(tensor, 0) for tensor in inputs], tuple(outputs)
-        made.bytes_read, made.bytes_written = sum(map(self.records.nbytes, inputs)), sum(outputs)
-        made.attributes = {**kept, **shape, "stream": COMPUTE}
-        return self.records.make(made).name
+        others = {key: value for key, value in op.attributes.items() if key not in SHAPE}
+        record = op.part(part)
+        record.name, record.inputs, record.outputs = name, [(tensor, 0) for tensor in inputs], tuple(outputs)
+        record.bytes_read, record.bytes_written = sum(map(self.records.nbytes, inputs)), sum(outputs)
+        record.attributes = {**others, **shape, "stream": COMPUTE}
+        return self.records.make(record).name
 
-    def join(self, of: OpEntry, reads: Sequence[str]) -> None:
-        """Write an op under the name of `of` whose outputs are adjacent parts."""
-        self.last = of.name
-        made = of.like(of.name, "concat", reads, [*map(self.nbytes, of.tensors)], after=of.after)
-        made.bytes_written = made.duration_ns = 0
-        made.attributes = {"stream": COMPUTE}
-        self.records.make(made)
+    def join(self, op: OpEntry, reads: Sequence[str]) -> None:
+        """Write an op under the name of `op` whose outputs are adjacent parts."""
+        self.last = op.name
+        record = op.like(op.name, "concat", reads, [*map(self.nbytes, op.tensors)], after=op.after)
+        record.bytes_written = record.duration_ns = 0
+        record.attributes = {"stream": COMPUTE}
+        self.records.make(record)
 
     def collective(
         self,
-        of: OpEntry,
+        op: OpEntry,
         name: str,
         kind: str,
         reads: Sequence[str],
@@ -251,7 +251,7 @@ class Tokens(ABC):
     ) -> str:
         """Write a collective."""
         where = {"communicator": GROUP, "dimension": "cp", **more}
-        self.records.make(exchange(of, name, kind, reads, nbytes, outputs, **where))
+        self.records.make(exchange(op, name, kind, reads, nbytes, outputs, **where))
         return name
 
 
@@ -267,9 +267,9 @@ class Parts:
             self.sizes = tuple(writer.nbytes(tensor) for tensor in tensors[:3])
         else:
             self.q = self.k = self.v = tensors[0]
-            whole = writer.nbytes(tensors[0])
-            own = whole * kv_heads // (heads + 2 * kv_heads)
-            self.sizes = (whole - 2 * own, own, own)
+            nbytes = writer.nbytes(tensors[0])
+            kv = nbytes * kv_heads // (heads + 2 * kv_heads)
+            self.sizes = (nbytes - 2 * kv, kv, kv)
         self.kv_nbytes = self.sizes[1] + self.sizes[2]
 
 
@@ -280,34 +280,34 @@ class Parts:
 class AllGather(Tokens):
     """Every rank gathers all keys and values and waits for them."""
 
-    def gather(self, of: OpEntry, parts: Parts) -> list[str]:
+    def gather(self, op: OpEntry, parts: Parts) -> list[str]:
         """Gather keys, then values."""
         sizes = [self.c * nbytes for nbytes in parts.sizes[1:]]
         return [
-            self.collective(of, f"{of.name}/all_gather_{what}", "all_gather", [tensor], size, [size])
-            for what, tensor, size in zip("kv", (parts.k, parts.v), sizes, strict=True)
+            self.collective(op, f"{op.name}/all_gather_{letter}", "all_gather", [tensor], size, [size])
+            for letter, tensor, size in zip("kv", (parts.k, parts.v), sizes, strict=True)
         ]
 
     def forward(self, a: OpEntry) -> None:
         """Gather, then compute attention of the rank's queries."""
-        of = Parts(self, a)
+        parts = Parts(self, a)
         outputs = [self.nbytes(a.tensor(k)) for k in range(len(a.outputs))]
-        self.compute(a, a.name, [of.q, *self.gather(a, of)], outputs, sum(self.shares(a), Fraction(0)))
+        self.compute(a, a.name, [parts.q, *self.gather(a, parts)], outputs, sum(self.shares(a), Fraction(0)))
 
     def backward(self, g: OpEntry) -> None:
         """Gather again, compute, and sum the gradients of keys and values over ranks."""
         a, dy = self.attention_of(g)
-        of = Parts(self, a)
-        dq, *whole = of.sizes[0], *(self.c * nbytes for nbytes in of.sizes[1:])
-        reads = [dy, of.q, *self.gather(g, of), a.name]
-        made = self.compute(g, f"{g.name}/block", reads, (dq, *whole), sum(self.shares(a), Fraction(0)))
-        kept = [made]
-        for k, (what, nbytes) in enumerate(zip("kv", whole, strict=True), start=1):
-            name = f"{g.name}/reduce_scatter_{what}"
-            kept.append(
-                self.collective(g, name, "reduce_scatter", [f"{made}:{k}"], nbytes, [nbytes // self.c])
+        parts = Parts(self, a)
+        dq, *dkv = parts.sizes[0], *(self.c * nbytes for nbytes in parts.sizes[1:])
+        reads = [dy, parts.q, *self.gather(g, parts), a.name]
+        block = self.compute(g, f"{g.name}/block", reads, (dq, *dkv), sum(self.shares(a), Fraction(0)))
+        outputs = [block]
+        for k, (letter, nbytes) in enumerate(zip("kv", dkv, strict=True), start=1):
+            name = f"{g.name}/reduce_scatter_{letter}"
+            outputs.append(
+                self.collective(g, name, "reduce_scatter", [f"{block}:{k}"], nbytes, [nbytes // self.c])
             )
-        self.join(g, kept)
+        self.join(g, outputs)
 
 
 class AllToAll(Tokens):
@@ -324,33 +324,33 @@ class AllToAll(Tokens):
                 shape[key] //= self.c
         return shape
 
-    def exchange_tensor(self, of: OpEntry, what: str, tensor: str, nbytes: int, name: str = "") -> str:
+    def exchange_tensor(self, op: OpEntry, label: str, tensor: str, nbytes: int, name: str = "") -> str:
         """Exchange one tensor."""
-        name = name or f"{of.name}/all_to_all_{what}"
-        return self.collective(of, name, "all_to_all", [tensor], nbytes, [nbytes])
+        name = name or f"{op.name}/all_to_all_{label}"
+        return self.collective(op, name, "all_to_all", [tensor], nbytes, [nbytes])
 
-    def moved_all(self, of: OpEntry, tensors: Sequence[str], sizes: Sequence[int]) -> list[str]:
+    def exchange_all(self, op: OpEntry, tensors: Sequence[str], sizes: Sequence[int]) -> list[str]:
         """Exchange queries, keys and values, or their gradients."""
-        return [self.exchange_tensor(of, *each) for each in zip("qkv", tensors, sizes, strict=True)]
+        return [self.exchange_tensor(op, *entry) for entry in zip("qkv", tensors, sizes, strict=True)]
 
     def forward(self, a: OpEntry) -> None:
         """Exchange queries, keys and values, compute some heads, and exchange the output."""
-        of, shape = Parts(self, a), self.heads(a)
-        reads = self.moved_all(a, (of.q, of.k, of.v), of.sizes)
-        out = self.nbytes(a.name)
-        made = self.compute(a, f"{a.name}/heads", reads, [out], Fraction(1, self.c), **shape)
-        self.exchange_tensor(a, "out", made, out, a.name)
+        qkv, shape = Parts(self, a), self.heads(a)
+        reads = self.exchange_all(a, (qkv.q, qkv.k, qkv.v), qkv.sizes)
+        nbytes = self.nbytes(a.name)
+        output = self.compute(a, f"{a.name}/heads", reads, [nbytes], Fraction(1, self.c), **shape)
+        self.exchange_tensor(a, "out", output, nbytes, a.name)
 
     def backward(self, g: OpEntry) -> None:
         """Do the same from the output's gradient to those of queries, keys and values."""
         a, dy = self.attention_of(g)
-        of = Parts(self, a)
+        qkv = Parts(self, a)
         reads = [self.exchange_tensor(g, "out", dy, self.nbytes(a.name))]
-        reads += [f"{a.name}/all_to_all_{what}" for what in "qkv"]
-        made = self.compute(
-            g, f"{g.name}/heads", [*reads, f"{a.name}/heads"], of.sizes, Fraction(1, self.c), **self.heads(a)
+        reads += [f"{a.name}/all_to_all_{letter}" for letter in "qkv"]
+        output = self.compute(
+            g, f"{g.name}/heads", [*reads, f"{a.name}/heads"], qkv.sizes, Fraction(1, self.c), **self.heads(a)
         )
-        self.join(g, self.moved_all(g, [output_name(made, k) for k in range(3)], of.sizes))
+        self.join(g, self.exchange_all(g, [output_name(output, k) for k in range(3)], qkv.sizes))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -361,53 +361,53 @@ class Ring(Tokens):
     """Keys and values go round; in the backward their gradients follow them in the other direction."""
 
     def exchange(
-        self, of: OpEntry, k: int, way: int, reads: Sequence[str], outputs: Sequence[int], after: str
+        self, op: OpEntry, k: int, way: int, reads: Sequence[str], outputs: Sequence[int], after: str
     ) -> str:
         """Send to one neighbour and receive from the other after an op; return the received tensor."""
-        sent, nbytes, group = list(dict.fromkeys(reads)), sum(outputs), f"{of.name}/{k}"
-        own = list(dict.fromkeys(maker.name for maker in self.records.makers((t, 0) for t in sent)))
-        waits = [after] if after and after not in own else []
-        for kind, peer, read_, made, first in (
+        sent, nbytes, group = list(dict.fromkeys(reads)), sum(outputs), f"{op.name}/{k}"
+        producers = list(dict.fromkeys(maker.name for maker in self.records.makers((t, 0) for t in sent)))
+        waits = [after] if after and after not in producers else []
+        for kind, peer, read_, sizes, first in (
             ("send", way, sent, (), waits),
-            ("recv", -way, [], outputs, [*own, *waits]),
+            ("recv", -way, [], outputs, [*producers, *waits]),
         ):
             where: dict[str, Any] = {"group": group, "peer": str((self.rank + peer) % self.c), "after": first}
             where["stream"] = f"{GROUP} {kind}"
-            received = self.collective(of, f"{of.name}/{kind}{k}", kind, read_, nbytes, made, **where)
+            received = self.collective(op, f"{op.name}/{kind}{k}", kind, read_, nbytes, sizes, **where)
         return received
 
     def forward(self, a: OpEntry) -> None:
         """Write each block after the exchange for the next one, which waits for the block before last."""
-        of, shares = Parts(self, a), self.shares(a)
+        parts, shares = Parts(self, a), self.shares(a)
         outputs = [self.nbytes(a.tensor(k)) for k in range(len(a.outputs))]
         owners = [(self.rank - k) % self.c for k in range(self.c)]
         last = max(k for k, owner in enumerate(owners) if shares[owner])
-        kv, before, issued = [of.k, of.v], list[str](), [self.last, self.last]
+        kv, before, issued = [parts.k, parts.v], list[str](), [self.last, self.last]
         for k, owner in enumerate(owners):
-            received = self.exchange(a, k, 1, kv, [of.kv_nbytes], issued[-2]) if k < self.c - 1 else ""
+            received = self.exchange(a, k, 1, kv, [parts.kv_nbytes], issued[-2]) if k < self.c - 1 else ""
             if shares[owner]:
                 name = a.name if k == last else f"{a.name}/block{k}"
-                before = [self.compute(a, name, [of.q, *kv, *before], outputs, shares[owner])]
+                before = [self.compute(a, name, [parts.q, *kv, *before], outputs, shares[owner])]
             issued.append(self.last)
             kv = [received]
 
     def backward(self, g: OpEntry) -> None:
         """Write the blocks from the forward's last one on; gradients of keys and values return home."""
         a, dy = self.attention_of(g)
-        of, shares = Parts(self, a), self.shares(a)
+        parts, shares = Parts(self, a), self.shares(a)
         kv, dq, dkv = f"{a.name}/recv{self.c - 2}", list[str](), list[str]()
         for k in range(self.c):
-            owner, n, keys_go_on = (self.rank + 1 + k) % self.c, of.kv_nbytes, k < self.c - 1
+            owner, n, keys_go_on = (self.rank + 1 + k) % self.c, parts.kv_nbytes, k < self.c - 1
             sent = [kv, *dkv] if keys_go_on else dkv
             sizes = [n, n] if keys_go_on and k else [n]
             received = self.exchange(g, k, -1, sent, sizes, self.last)
-            own: list[str] = []
+            local: list[str] = []
             if shares[owner]:
-                reads = [dy, of.q, kv, a.name, *dq]
-                made = self.compute(g, f"{g.name}/block{k}", reads, (of.sizes[0], n), shares[owner])
-                dq, own = [made], [f"{made}:1"]
+                reads = [dy, parts.q, kv, a.name, *dq]
+                block = self.compute(g, f"{g.name}/block{k}", reads, (parts.sizes[0], n), shares[owner])
+                dq, local = [block], [f"{block}:1"]
             kv = received
-            dkv = [*own, f"{received}:1" if keys_go_on else received] if k else own
+            dkv = [*local, f"{received}:1" if keys_go_on else received] if k else local
             if len(dkv) > 1:
                 self.last, where = f"{g.name}/sum{k}", {"stream": COMPUTE}
                 sum_ = make_sum(g, self.last, dkv, n, elements(n, g.dtype), after=g.after, attributes=where)
@@ -455,15 +455,15 @@ class ContextParallel(OnRanks):
         self.context = one_of("context-parallel", "context", context, tuple(_METHODS))
         self.balanced = one_of("context-parallel", "partition", partition, _PARTITIONS) == "balanced"
 
-    def rewrite_ranks(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, ranked: Ranked) -> Ranked:
         """Return the ranks that split sequences."""
-        there.refuse(["dp", "pp"], "context-parallel comes before the rewrites for stages and replicas")
-        c = there.room("context-parallel", self.ranks)
-        return there.multiply({"cp": c}, self._program, names=self.ranks.names, varies=["cp"])
+        ranked.refuse(["dp", "pp"], "context-parallel comes before the rewrites for stages and replicas")
+        c = ranked.room("context-parallel", self.ranks)
+        return ranked.multiply({"cp": c}, self._program, names=self.ranks.names, varies=["cp"])
 
-    def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
+    def _program(self, graph: Graph, grid: Grid, coords: Mapping[str, int]) -> Graph:
         """Return the program of one rank."""
         c = grid.sizes["cp"]
         if c == 1:
             return graph
-        return write(_METHODS[self.context](graph, c, at["cp"], balanced=self.balanced).records)
+        return write(_METHODS[self.context](graph, c, coords["cp"], balanced=self.balanced).records)

@@ -55,24 +55,24 @@ def never_overflowing(parameters: Sequence[Parameter], elements: int) -> list[li
     >>> [[each.name for each in bucket] for bucket in never_overflowing(given, 10)]
     [['w6'], ['w5', 'w4'], ['w9'], ['w2']]
     """
-    found: list[list[Parameter]] = []
-    held = 0
-    for each in parameters:
-        if not found or held + each.elements > elements:
-            found.append([])
-            held = 0
-        found[-1].append(each)
-        held += each.elements
-    return found
+    buckets: list[list[Parameter]] = []
+    filled = 0
+    for parameter in parameters:
+        if not buckets or filled + parameter.elements > elements:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(parameter)
+        filled += parameter.elements
+    return buckets
 
 
-def fill_buckets(parameters: Sequence[Parameter], by: str, limits: Sequence[int]) -> list[list[Parameter]]:
+def fill_buckets(parameters: Sequence[Parameter], key: str, limits: Sequence[int]) -> list[list[Parameter]]:
     """Return parameters in buckets, in the order in which they close; each data type has its own.
 
     Parameters
     ----------
     parameters : sequence of Parameter
-    by : {"nbytes", "elements"}
+    key : {"nbytes", "elements"}
     limits : sequence of int
         Sizes at which the first bucket of a data type closes, the second, ...; the last holds for all others.
 
@@ -82,22 +82,22 @@ def fill_buckets(parameters: Sequence[Parameter], by: str, limits: Sequence[int]
     >>> [[each.name for each in bucket] for bucket in fill_buckets(given, "elements", [3, 10])]
     [['w6'], ['w5', 'w4', 'w9'], ['w2']]
     """
-    found: list[list[Parameter]] = []
+    buckets: list[list[Parameter]] = []
     open_: dict[str | None, list[Parameter]] = {}
-    held, closed = Counter[str | None](), Counter[str | None]()
-    for each in parameters:
-        open_.setdefault(each.dtype, []).append(each)
-        held[each.dtype] += getattr(each, by)
-        if held[each.dtype] >= limits[min(closed[each.dtype], len(limits) - 1)]:
-            found.append(open_.pop(each.dtype))
-            held[each.dtype] = 0
-            closed[each.dtype] += 1
-    return [*found, *open_.values()]
+    filled, closed = Counter[str | None](), Counter[str | None]()
+    for parameter in parameters:
+        open_.setdefault(parameter.dtype, []).append(parameter)
+        filled[parameter.dtype] += getattr(parameter, key)
+        if filled[parameter.dtype] >= limits[min(closed[parameter.dtype], len(limits) - 1)]:
+            buckets.append(open_.pop(parameter.dtype))
+            filled[parameter.dtype] = 0
+            closed[parameter.dtype] += 1
+    return [*buckets, *open_.values()]
 
 
 _FIRST_BYTES: Final = 2**20
 _CAP_BYTES: Final = 25 * 2**20
-_ALL: Final[Mapping[str, str]] = {"communicator": "data parallel"}
+_REPLICAS: Final[Mapping[str, str]] = {"communicator": "data parallel"}
 
 
 class DistributedDataParallel(DataParallel):
@@ -149,8 +149,8 @@ class DistributedDataParallel(DataParallel):
         if self.find_unused:
             return fill_buckets(step.parameters, "nbytes", [_FIRST_BYTES, self.cap or _CAP_BYTES])[::-1]
         if self.first_step:
-            most = max(1, sum(each.nbytes for each in step.parameters))
-            return fill_buckets(step.parameters, "nbytes", [most])[::-1]
+            total = max(1, sum(parameter.nbytes for parameter in step.parameters))
+            return fill_buckets(step.parameters, "nbytes", [total])[::-1]
         limits = [self.cap] if self.cap else [_FIRST_BYTES, _CAP_BYTES]
         return fill_buckets(step.in_ready_order(), "nbytes", limits)
 
@@ -189,25 +189,25 @@ def reduce_in_buckets(
     """
     step, kind = program.step, "all_reduce" if parts == 1 else "reduce_scatter"
     last = None
-    ready_at = [max(step.ready_at[each.gradient] for each in bucket) for bucket in buckets]
+    ready_at = [max(step.ready_at[param.gradient] for param in bucket) for bucket in buckets]
     summed: dict[str, str] = {}
-    left = list(range(len(buckets)))
+    pending = list(range(len(buckets)))
     for k, record in enumerate(step.work):
         program.compute(record, after=[waits(record)])
-        over = k == len(step.work) - 1
-        ready = [bucket for bucket in left if over or (overlap and ready_at[bucket] <= k)]
+        is_last = k == len(step.work) - 1
+        ready = [bucket for bucket in pending if is_last or (overlap and ready_at[bucket] <= k)]
         if strict:  # up to the first that is left and not ready
-            ready = [bucket for bucket, turn in zip(ready, left, strict=False) if bucket == turn]
+            ready = [bucket for bucket, turn in zip(ready, pending, strict=False) if bucket == turn]
         for bucket in ready:
-            gradients = [each.gradient for each in buckets[bucket]]
-            sizes = [each.nbytes if parts == 1 else shard_nbytes(each, parts) for each in buckets[bucket]]
+            gradients = [param.gradient for param in buckets[bucket]]
+            sizes = [param.nbytes if parts == 1 else shard_nbytes(param, parts) for param in buckets[bucket]]
             after = [] if overlap else [record.name]
-            where: dict[str, Any] = {"stream": kind, **(meets[bucket] if meets else _ALL)}
+            where: dict[str, Any] = {"stream": kind, **(meets[bucket] if meets else _REPLICAS)}
             if parts > 1:
                 where["nbytes"] = parts * sum(sizes)
             last = program.add(f"{kind}{bucket}", kind, gradients, sizes, after=after, **where)
             summed |= {gradient: output_name(last, i) for i, gradient in enumerate(gradients)}
-        left = [bucket for bucket in left if bucket not in ready]
+        pending = [bucket for bucket in pending if bucket not in ready]
     program.update(last, summed)
 
 
@@ -276,8 +276,8 @@ class MegatronDDP(DataParallel):
     def buckets(self, step: TrainingStep) -> list[list[Parameter]]:
         """Return the parameters of each bucket, from the last parameter to the first."""
         order, several = step.parameters[::-1], self.overlap and not self.pipeline_rank
-        least = self.bucket_size if several else sum(each.elements for each in order) + 1
-        return fill_buckets(order, "elements", [least])
+        limit = self.bucket_size if several else sum(parameter.elements for parameter in order) + 1
+        return fill_buckets(order, "elements", [limit])
 
     def step(self, graph: Graph, n: int) -> Graph:
         """Return the step as each of `n` ranks runs it."""
@@ -305,7 +305,7 @@ class _Gather:
 
     def __init__(self, program: HostProgram, buckets: list[list[Parameter]], parts: int) -> None:
         self.program, self.buckets, self.parts = program, buckets, parts
-        self.bucket_of = {each.name: k for k, bucket in enumerate(buckets) for each in bucket}
+        self.bucket_of = {parameter.name: k for k, bucket in enumerate(buckets) for parameter in bucket}
         self.launched: dict[int, str] = {}
         self.waited: set[int] = set()
 
@@ -313,8 +313,8 @@ class _Gather:
         """Gather a bucket unless it has been gathered."""
         if k in self.launched:
             return
-        nbytes = self.parts * sum(shard_nbytes(each, self.parts) for each in self.buckets[k])
-        where: dict[str, Any] = {"stream": stream, **_ALL, "nbytes": nbytes}
+        nbytes = self.parts * sum(shard_nbytes(parameter, self.parts) for parameter in self.buckets[k])
+        where: dict[str, Any] = {"stream": stream, **_REPLICAS, "nbytes": nbytes}
         self.launched[k] = self.program.add(f"all_gather{k}", "all_gather", [], [], after=after, **where)
 
     def before(self, record: OpEntry) -> str | None:

@@ -22,7 +22,7 @@ from policies.parallel.training_step import TrainingStep, parts_of_gradients, pa
 from policies.rewrite.records import OpEntry
 from sim.base.errors import GraphError, InputError
 
-_AT_THE_END: Final = "./_- "
+_SEPARATORS: Final = "./_- "
 
 
 @dataclass
@@ -104,27 +104,27 @@ class Layers:
         for record in step.work:
             if record.inputs and self.weights.issuperset(record.reads):
                 self.weights.update(record.tensors)
-        own = {each.gradient: each.name for each in step.parameters}
-        self.gradients = parts_of_gradients(step.records, own)
+        names = {parameter.gradient: parameter.name for parameter in step.parameters}
+        self.gradients = parts_of_gradients(step.records, names)
         several = any(record.micro_batch for record in step.work)
-        found: dict[str, Layer] = {}
-        self.of: dict[str, Layer] = {}
+        layers: dict[str, Layer] = {}
+        self.layer_of: dict[str, Layer] = {}
         for record in step.work:
             match = pattern.search(record.name)
             adds_up = record.inputs and self.gradients.keys() >= {*record.reads}  # gradients of one parameter
             if match is None or record.kind == "loss_grad" or adds_up:
                 continue
             name = f"micro{record.micro_batch}/{_name(match)}" if several else _name(match)
-            layer = found.setdefault(name, Layer(name, _name(match)))
+            layer = layers.setdefault(name, Layer(name, _name(match)))
             (layer.forward if self._is_forward(record) else layer.backward).append(record.name)
-            self.of[record.name] = layer
+            self.layer_of[record.name] = layer
             if match.re.groups and match.group(1) is not None:
                 layer.expert[record.name] = self._number(record, match.group(1))
-        self.all = [layer for layer in found.values() if layer.forward]
+        self.all = [layer for layer in layers.values() if layer.forward]
         if not self.all:
             raise InputError(f"no op of the forward has a name that matches {wrap}", path=("wrap",))
         self._leave_out_sums()
-        self._sum_here()
+        self._sum_locally()
         self.own = self._parameters()
         for layer in self.all:
             if layer.expert and len(layer.expert) < len(layer.ops):
@@ -141,20 +141,20 @@ class Layers:
         GraphError
             If another op also reads one.
         """
-        found: dict[str, tuple[str, int] | str | None] = {}
+        owners: dict[str, tuple[str, int] | str | None] = {}
         for record in self.step.work:
-            layer = self.of.get(record.name)
-            whose: tuple[str, int] | str | None = None if layer is None else layer.module
+            layer = self.layer_of.get(record.name)
+            owner: tuple[str, int] | str | None = None if layer is None else layer.module
             if layer is not None and layer.expert:
-                whose = layer.module, layer.expert[record.name]
+                owner = layer.module, layer.expert[record.name]
             for tensor in filter(self.step.records.is_parameter, record.reads):
-                if found.setdefault(tensor, whose) != whose:
+                if owners.setdefault(tensor, owner) != owner:
                     message = f"parameter {tensor!r} is read by experts, and by others with {record.name!r}"
                     raise GraphError(message).about(record.name)
         return {
-            tensor: None if isinstance(whose, str) else whose[1]
-            for tensor, whose in found.items()
-            if whose is not None
+            tensor: None if isinstance(owner, str) else owner[1]
+            for tensor, owner in owners.items()
+            if owner is not None
         }
 
     # -- what is what -----------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ class Layers:
 
     def _number(self, record: OpEntry, text: str) -> int:
         if not text.isdecimal() or int(text) >= self.experts:
-            known = f"experts are numbered from 0 to {self.experts - 1}"
-            raise GraphError(f"op {record.name!r} is of expert {text!r}; {known}").about(record.name)
+            rule = f"experts are numbered from 0 to {self.experts - 1}"
+            raise GraphError(f"op {record.name!r} is of expert {text!r}; {rule}").about(record.name)
         return int(text)
 
     def _leave_out_sums(self) -> None:
@@ -175,45 +175,45 @@ class Layers:
             for name in list(layer.backward):
                 record = records.ops[name]
                 makers = records.makers(record.inputs)
-                elsewhere = all(self.of.get(maker.name) is not layer for maker in makers)
+                elsewhere = all(self.layer_of.get(maker.name) is not layer for maker in makers)
                 if record.kind == "add_n" and elsewhere and len(makers) == len(record.inputs):
                     layer.backward.remove(name)
-                    del self.of[name]
+                    del self.layer_of[name]
 
-    def _sum_here(self) -> None:
+    def _sum_locally(self) -> None:
         """Sum the gradients of a tensor where they are computed, before they leave.
 
         For a sum of k parts with j from the same experts, j - 1 additions are made here and k - j there.
         """
         records, work = self.step.records, []
-        layers = {layer.name: layer for layer in self.of.values()}
+        layers = {layer.name: layer for layer in self.layer_of.values()}
         for record in self.step.work:
-            mine: dict[tuple[str, int | None], list[str]] = {}
-            if record.kind == "add_n" and record.name not in self.of and not self._is_forward(record):
+            terms: dict[tuple[str, int | None], list[str]] = {}
+            if record.kind == "add_n" and record.name not in self.layer_of and not self._is_forward(record):
                 for tensor in record.reads:
                     producer = records.producer(tensor)
-                    if producer is not None and producer.name in self.of:
-                        layer = self.of[producer.name]
-                        mine.setdefault((layer.name, layer.expert.get(producer.name)), []).append(tensor)
-            for (of, expert), tensors in mine.items():
-                layer = layers[of]
+                    if producer is not None and producer.name in self.layer_of:
+                        layer = self.layer_of[producer.name]
+                        terms.setdefault((layer.name, layer.expert.get(producer.name)), []).append(tensor)
+            for (layer_name, expert), tensors in terms.items():
+                layer = layers[layer_name]
                 if len(tensors) < 2:
                     continue
                 name, parts = record.name, len(record.inputs)
                 if len(tensors) < parts:
                     name = records.free(f"{name}/{layer.name}" + ("" if expert is None else f".{expert}"))
                     edges = [(tensor, 0) for tensor in tensors]
-                    rest = [(name, 0), *(edge for edge in record.inputs if edge[0] not in tensors)]
-                    here = record.part(Fraction(len(tensors) - 1, parts - 1))
-                    there = record.part(Fraction(parts - len(tensors), parts - 1))
-                    records.ops[name] = replace(here, name=name, inputs=edges, after=[])
-                    records.ops[record.name] = record = replace(there, inputs=rest)
-                    for each in (records.ops[name], record):
-                        each.bytes_read = sum(map(records.nbytes, each.reads))
-                        each.bytes_written = sum(each.outputs)
+                    others = [(name, 0), *(edge for edge in record.inputs if edge[0] not in tensors)]
+                    local = record.part(Fraction(len(tensors) - 1, parts - 1))
+                    remote = record.part(Fraction(parts - len(tensors), parts - 1))
+                    records.ops[name] = replace(local, name=name, inputs=edges, after=[])
+                    records.ops[record.name] = record = replace(remote, inputs=others)
+                    for op in (records.ops[name], record):
+                        op.bytes_read = sum(map(records.nbytes, op.reads))
+                        op.bytes_written = sum(op.outputs)
                     work.append(records.ops[name])
                 layer.backward.append(name)
-                self.of[name] = layer
+                self.layer_of[name] = layer
                 if expert is not None:
                     layer.expert[name] = expert
             work.append(record)
@@ -239,23 +239,23 @@ class Layers:
                 backward = producer is not None and not self._is_forward(producer)
                 _add(layer.grads_enter if backward else layer.enters, [tensor])
         for name in layer.forward:
-            made = records.ops[name].tensors
-            _add(layer.leaves, (t for t in made if t in read_outside or not read.intersection(made)))
+            outputs = records.ops[name].tensors
+            _add(layer.leaves, (t for t in outputs if t in read_outside or not read.intersection(outputs)))
         for name in layer.backward:
-            made = [tensor for tensor in records.ops[name].tensors if tensor not in self.gradients]
-            _add(layer.grads_leave, (tensor for tensor in made if tensor in read_outside))
+            outputs = [tensor for tensor in records.ops[name].tensors if tensor not in self.gradients]
+            _add(layer.grads_leave, (tensor for tensor in outputs if tensor in read_outside))
         if not layer.enters:
             raise GraphError(f"nothing enters the experts {layer.name!r}; all that they read are parameters")
 
 
 def _name(match: re.Match[str]) -> str:
     """Return the name of a layer: the match without the number of an expert."""
-    whole = match.group()
+    name = match.group()
     if match.re.groups and match.group(1) is not None:
-        begin, end = (at - match.start() for at in match.span(1))
-        whole = whole[:begin] + whole[end:]
-    return whole.strip(_AT_THE_END) or whole
+        begin, end = (offset - match.start() for offset in match.span(1))
+        name = name[:begin] + name[end:]
+    return name.strip(_SEPARATORS) or name
 
 
-def _add(to: list[str], tensors: Iterable[str]) -> None:
-    to.extend(tensor for tensor in tensors if tensor not in to)
+def _add(target: list[str], tensors: Iterable[str]) -> None:
+    target.extend(tensor for tensor in tensors if tensor not in target)

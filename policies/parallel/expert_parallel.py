@@ -70,16 +70,16 @@ class OneRank:
         Place of the rank in its group.
     """
 
-    def __init__(self, of: ExpertParallel, layers: Layers, place: int) -> None:
-        self.step, self.layers, self.routing, self.place = layers.step, layers, of.routing, place
+    def __init__(self, rewrite: ExpertParallel, layers: Layers, place: int) -> None:
+        self.step, self.layers, self.routing, self.place = layers.step, layers, rewrite.routing, place
         self._tensor_nbytes = layers.step.records.nbytes
-        self.choices = of.routing.choices
-        self.tokens, self.token_bytes = self.choices // of.top_k, of.token_bytes
-        self.stream = "all_to_all" if of.overlap else COMPUTE
-        self.held = of.experts // of.shard
-        here = range(place * self.held, (place + 1) * self.held)
-        got = self.routing.sent.sum(axis=0).tolist()
-        self.got: dict[int, int] = {x: got[x] for x in here}
+        self.choices = rewrite.routing.choices
+        self.tokens, self.token_bytes = self.choices // rewrite.top_k, rewrite.token_bytes
+        self.stream = "all_to_all" if rewrite.overlap else COMPUTE
+        self.held = rewrite.experts // rewrite.shard
+        experts = range(place * self.held, (place + 1) * self.held)
+        arriving = self.routing.sent.sum(axis=0).tolist()
+        self.tokens_of: dict[int, int] = {x: arriving[x] for x in experts}
         """Expert → its tokens."""
         self.moved: dict[str, dict[str, str]] = {}
         """Layer → tensor → tensor that its experts read instead."""
@@ -90,7 +90,7 @@ class OneRank:
 
     def records(self) -> Records:
         """Return the graph of the rank, its ops in host order."""
-        given, all_ops = self.step.records, (*self.step.work, *self.step.updates)
+        records, all_ops = self.step.records, (*self.step.work, *self.step.updates)
         turns = {record.name: float(turn) for turn, record in enumerate(all_ops)}
         for layer in self.layers.all:
             self._exchange(layer, turns)
@@ -100,21 +100,21 @@ class OneRank:
             self._update(record)
         ops = _in_order(self.made, turns, self.layers)
         read = {tensor for record in ops.values() for tensor in record.reads}
-        was_read = {tensor for record in given.ops.values() for tensor in record.reads}
+        was_read = {tensor for record in records.ops.values() for tensor in record.reads}
         externals = {
-            name: replace(each, nbytes=round_half_up(each.nbytes * self._copies(name)))
-            for name, each in given.externals.items()
+            name: replace(external, nbytes=round_half_up(external.nbytes * self._copies(name)))
+            for name, external in records.externals.items()
             if name in read or name not in was_read
         }
-        return Records(given.name, ops, externals)
+        return Records(records.name, ops, externals)
 
     # -- exchanges ----------------------------------------------------------------------------------------
 
     def _exchange(self, layer: Layer, turns: dict[str, float]) -> None:
         """Add dispatch and combine, forward and backward."""
         out, back = self.routing.between[self.place], self.routing.between[:, self.place]
-        given = self.step.records
-        ops, name = given.ops, layer.name
+        records = self.step.records
+        ops, name = records.ops, layer.name
         moved = self.moved[name] = {}
         ends = (
             ("dispatch", layer.forward, layer.enters, out, True),
@@ -122,23 +122,23 @@ class OneRank:
             ("combine/grad", layer.backward, layer.grads_enter, out, True),
             ("dispatch/grad", layer.backward, layer.grads_leave, back, False),
         )
-        for what, where, tensors, counts, inwards in ends:
+        for action, where, tensors, counts, inwards in ends:
             if not tensors:
                 continue
-            op = given.free(f"{name}/{what}")
+            op = records.free(f"{name}/{action}")
             turns[op] = turns[where[0]] - 0.5 if inwards else turns[where[-1]] + 0.5
-            each = self._token_nbytes(layer, tensors)
+            token_nbytes = self._token_nbytes(layer, tensors)
             local = [t for t in tensors if self._is_here(layer, t)]
             reads, gives = (tensors, local) if inwards else (local, tensors)
             sizes = [self._arriving(layer, t) if inwards else self._tensor_nbytes(t) for t in gives]
-            sends = {str(k): nbytes for k, nbytes in enumerate(_bytes_of_tokens(counts, each))}
+            sends = {str(k): nbytes for k, nbytes in enumerate(_bytes_of_tokens(counts, token_nbytes))}
             record = OpEntry(op, "all_to_all", [(t, 0) for t in reads], [], tuple(sizes))
             record.phase, record.dtype = ops[where[0]].phase, ops[where[0]].dtype
             record.bytes_read = sum(sends.values())
-            record.bytes_written = sum(_bytes_of_tokens(back if inwards else out, each))
+            record.bytes_written = sum(_bytes_of_tokens(back if inwards else out, token_nbytes))
             record.attributes = {"communicator": EXPERTS, "dimension": "ep", "sends": sends}
             record.attributes["stream"] = self.stream
-            if what == "dispatch":
+            if action == "dispatch":
                 load = int(self.routing.arrived[self.place])
                 record.attributes |= {LAYER: name, TOKENS: load, DROPPED: self.routing.dropped[self.place]}
             self.made[op] = record
@@ -169,39 +169,39 @@ class OneRank:
             return True
         producer = self.step.records.producer(tensor)
         made_by = None if producer is None else layer.expert.get(producer.name)
-        whose = layer.readers[tensor] if made_by is None else {made_by}
-        return any(x in self.got for x in whose)
+        experts = layer.readers[tensor] if made_by is None else {made_by}
+        return any(x in self.tokens_of for x in experts)
 
     # -- ops ------------------------------------------------------------------------------------------------
 
     def _op(self, record: OpEntry) -> None:
         """Add an op of the graph in this rank's form."""
-        layer = self.layers.of.get(record.name)
+        layer = self.layers.layer_of.get(record.name)
         if layer is None:
             self._other_op(record)
             return
         expert = layer.expert.get(record.name)
-        if expert is not None and expert not in self.got:
+        if expert is not None and expert not in self.tokens_of:
             return
-        moved, each = self.moved[layer.name], self._tokens(layer, expert)
-        held = self.held if expert is None else 1
-        used = sum(n > 0 for n in (self.got.values() if expert is None else [self.got[expert]]))
+        moved, tokens = self.moved[layer.name], self._tokens(layer, expert)
+        count = self.held if expert is None else 1
+        used = sum(n > 0 for n in (self.tokens_of.values() if expert is None else [self.tokens_of[expert]]))
         read = sum(map(self._tensor_nbytes, self.layers.weights.intersection(record.reads)))
         outputs = record.tensors
-        of_weights = [t in self.layers.weights or t in self.layers.gradients for t in outputs]
-        written = sum(n for n, weight in zip(record.outputs, of_weights, strict=True) if weight)
-        by = Fraction(held) if of_weights and all(t in self.layers.weights for t in outputs) else each
-        made = record.scale(by)
-        made.inputs = [(moved.get(tensor, tensor), distance) for tensor, distance in record.inputs]
-        made.outputs = tuple(
-            n * held if weight else ceil(n * by) for n, weight in zip(record.outputs, of_weights, strict=True)
+        fixed = [t in self.layers.weights or t in self.layers.gradients for t in outputs]
+        written = sum(n for n, weight in zip(record.outputs, fixed, strict=True) if weight)
+        share = Fraction(count) if fixed and all(t in self.layers.weights for t in outputs) else tokens
+        result = record.scale(share)
+        result.inputs = [(moved.get(tensor, tensor), distance) for tensor, distance in record.inputs]
+        result.outputs = tuple(
+            n * count if weight else ceil(n * share) for n, weight in zip(record.outputs, fixed, strict=True)
         )
-        made.bytes_read = self._bytes(record.bytes_read, read, used, by)
-        made.bytes_written = self._bytes(record.bytes_written, written, used, by)
-        if not by:
-            made.duration_ns, made.duration_by_kind = 0, {}
-        made.attributes = self._shape(record, layer, expert, gradient=bool(written))
-        self.made[record.name] = made
+        result.bytes_read = self._bytes(record.bytes_read, read, used, share)
+        result.bytes_written = self._bytes(record.bytes_written, written, used, share)
+        if not share:
+            result.duration_ns, result.duration_by_kind = 0, {}
+        result.attributes = self._shape(record, layer, expert, gradient=bool(written))
+        self.made[record.name] = result
 
     def _other_op(self, record: OpEntry) -> None:
         """Add an op that belongs to no expert, though it may sum their gradients."""
@@ -214,17 +214,17 @@ class OneRank:
 
     def _update(self, record: OpEntry) -> None:
         """Add an update of the parameters on this rank."""
-        given = self.step.records.externals
-        own = self.layers.own.keys() & record.reads
-        if not own:
+        externals = self.step.records.externals
+        expert_names = self.layers.own.keys() & record.reads
+        if not expert_names:
             self.made[record.name] = record
             return
-        names = [each.name for each in self.step.parameters if each.update == record.name]
-        total = sum(given[name].nbytes for name in names)
-        share = sum((given[name].nbytes * self._copies(name) for name in names), Fraction(0)) / total
-        gone = {t for t in own if not self._copies(t)}
-        gone |= {each.gradient for each in self.step.parameters if each.name in gone}
-        for tensor in given.keys() & record.reads:
+        names = [parameter.name for parameter in self.step.parameters if parameter.update == record.name]
+        total = sum(externals[name].nbytes for name in names)
+        share = sum((externals[name].nbytes * self._copies(name) for name in names), Fraction(0)) / total
+        gone = {t for t in expert_names if not self._copies(t)}
+        gone |= {parameter.gradient for parameter in self.step.parameters if parameter.name in gone}
+        for tensor in externals.keys() & record.reads:
             if tensor not in names:
                 self.copies.setdefault(tensor, share)
         if share:
@@ -235,58 +235,58 @@ class OneRank:
         """Return how many copies a rank has of one parameter, or state, of the graph."""
         if name not in self.copies and name in self.layers.own:
             expert = self.layers.own[name]
-            here = self.got if expert is None else self.got.keys() & {expert}
-            self.copies[name] = Fraction(len(here))
+            experts = self.tokens_of if expert is None else self.tokens_of.keys() & {expert}
+            self.copies[name] = Fraction(len(experts))
         return self.copies.setdefault(name, Fraction(1))
 
     def _tokens(self, layer: Layer, expert: int | None) -> Fraction:
         """Return the tokens of experts here / the tokens for which the graph has them compute."""
         if expert is None:
-            return sum(self.got.values()) / self._all_rows(layer)
-        return self.got[expert] * self.layers.experts / self._all_rows(layer)
+            return sum(self.tokens_of.values()) / self._all_rows(layer)
+        return self.tokens_of[expert] * self.layers.experts / self._all_rows(layer)
 
     def _arriving(self, layer: Layer, tensor: str) -> int:
         """Return the bytes of a tensor that arrive at the experts of this rank."""
         nbytes = self._tensor_nbytes(tensor)
         if not layer.expert:
             return ceil(nbytes * self._tokens(layer, None))
-        here = sorted(x for x in layer.readers[tensor] if x in self.got)
+        experts = sorted(x for x in layer.readers[tensor] if x in self.tokens_of)
         if len(layer.readers[tensor]) == 1:
-            return ceil(nbytes * self._tokens(layer, here[0]))
-        return sum(self.got[x] for x in here) * (self.token_bytes or 0)
+            return ceil(nbytes * self._tokens(layer, experts[0]))
+        return sum(self.tokens_of[x] for x in experts) * (self.token_bytes or 0)
 
     @staticmethod
-    def _bytes(whole_: int, weights: int, used: int, by: Fraction) -> int:
+    def _bytes(whole_: int, weights: int, used: int, share: Fraction) -> int:
         """Return the bytes of an op: weights of the experts that have tokens, and the rest by tokens."""
-        return round_half_up(max(0, whole_ - weights) * by) + min(weights, whole_) * used
+        return round_half_up(max(0, whole_ - weights) * share) + min(weights, whole_) * used
 
     def _shape(self, record: OpEntry, layer: Layer, expert: int | None, *, gradient: bool) -> dict[str, Any]:
         """Return the attributes of an op, with its token dimension (of m, n, k) scaled to this rank."""
         sizes = {key: record.attributes[key] for key in "mnk" if key in record.attributes}
         if "rows" in record.attributes:
-            own = record.attributes["rows"] * self._tokens(layer, expert)
-            return {**record.attributes, "rows": ceil(own)}
+            part = record.attributes["rows"] * self._tokens(layer, expert)
+            return {**record.attributes, "rows": ceil(part)}
         if len(sizes) < 3 or "batch" in record.attributes:
             return record.attributes
         rows = self._all_rows(layer) / (1 if expert is None else self.layers.experts)
         usual = "k" if gradient else "m"
         fitting = [usual, *"mnk"]
-        found = next((key for key in fitting if sizes[key] == rows), None)
-        if found is None:
+        dimension = next((key for key in fitting if sizes[key] == rows), None)
+        if dimension is None:
             message = f"op {record.name!r} has sizes {sizes}, and none of them is the {float(rows):g} tokens"
             raise GraphError(f"{message} that it is of").about(record.name)
-        if not (here := self._tokens(layer, expert)):
+        if not (tokens := self._tokens(layer, expert)):
             return {key: value for key, value in record.attributes.items() if key not in sizes}
-        return {**record.attributes, found: ceil(sizes[found] * here)}
+        return {**record.attributes, dimension: ceil(sizes[dimension] * tokens)}
 
 
-def _bytes_of_tokens(counts: IntArray, each: Fraction) -> list[int]:
+def _bytes_of_tokens(counts: IntArray, per_token: Fraction) -> list[int]:
     """Return the bytes of each count of tokens, rounded half up."""
-    n, d = each.numerator, each.denominator
+    n, d = per_token.numerator, per_token.denominator
     return [(2 * n * count + d) // (2 * d) for count in counts.tolist()]
 
 
-def _in_order(made: dict[str, OpEntry], turns: dict[str, float], layers: Layers) -> dict[str, OpEntry]:
+def _in_order(ops: dict[str, OpEntry], turns: dict[str, float], layers: Layers) -> dict[str, OpEntry]:
     """Return the ops in host order: by turn, but each after its inputs.
 
     Raises
@@ -294,21 +294,21 @@ def _in_order(made: dict[str, OpEntry], turns: dict[str, float], layers: Layers)
     GraphError
         If experts depend on their own outputs.
     """
-    records, names = Records("", made, {}), [*made]
-    place = {name: k for k, name in enumerate(names)}
+    records, names = Records("", ops, {}), [*ops]
+    index = {name: k for k, name in enumerate(names)}
     dag = Dag([[] for _ in names], [[] for _ in names])
-    for k, record in enumerate(made.values()):
-        record.after = [edge for edge in record.after if edge[0] in made]
+    for k, record in enumerate(ops.values()):
+        record.after = [edge for edge in record.after if edge[0] in ops]
         for maker in records.makers(edge for edge in (*record.inputs, *record.after) if not edge[1]):
-            dag.predecessors[k].append(place[maker.name])
-            dag.successors[place[maker.name]].append(k)
+            dag.predecessors[k].append(index[maker.name])
+            dag.successors[index[maker.name]].append(k)
     order = [names[k] for k in least_first(dag, [(turns[name], name) for name in names])]
-    if len(order) < len(made):
-        stuck = next(name for name in made if name not in order and name in layers.of)
-        layer = layers.of[stuck].name
+    if len(order) < len(ops):
+        stuck = next(name for name in ops if name not in order and name in layers.layer_of)
+        layer = layers.layer_of[stuck].name
         message = f"the experts {layer!r} are left and entered again, so they are no layer"
         raise GraphError(f"{message}; let wrap tell layers apart").about(stuck)
-    return {name: made[name] for name in order}
+    return {name: ops[name] for name in order}
 
 
 _DENSE: Final = {"communicator": "data parallel", "dimension": f"ep-{DATA}"}
@@ -403,30 +403,30 @@ class ExpertParallel(OnRanks):
             origin=origin,
         )
 
-    def rewrite_ranks(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, ranked: Ranked) -> Ranked:
         """Return the ranks that divide the experts."""
-        at_most(MOST_BUILT, self.shard * len(there.programs[0]), "ops")
-        there.room("expert-parallel", self.ranks)
+        at_most(MOST_BUILT, self.shard * len(ranked.programs[0]), "ops")
+        ranked.room("expert-parallel", self.ranks)
         layers: dict[int, Layers] = {}
 
-        def program(one: Graph, _: Grid, at: Mapping[str, int]) -> Graph:
+        def program(one: Graph, _: Grid, coords: Mapping[str, int]) -> Graph:
             if id(one) not in layers:
                 layers[id(one)] = Layers(TrainingStep(one, forward=True), self.wrap, self.experts)
-            return self._program(layers[id(one)], at["ep"])
+            return self._program(layers[id(one)], coords["ep"])
 
         sizes = {"ep": self.shard, "dp": self.copies}
-        return there.multiply(sizes, program, names=self.ranks.names, varies=["ep"])
+        return ranked.multiply(sizes, program, names=self.ranks.names, varies=["ep"])
 
     def _program(self, layers: Layers, place: int) -> Graph:
         """Return the program of a rank, with gradients summed in buckets, those of experts separately."""
-        own, graph = layers.own, write(OneRank(self, layers, place).records())
+        expert_of, graph = layers.own, write(OneRank(self, layers, place).records())
         program = HostProgram(TrainingStep(graph, forward=True), "expert parallel")
         parameters = program.step.parameters[::-1]
-        dense = [each for each in parameters if each.name not in own]
-        apart = [each for each in parameters if each.name in own and self.copies > 1]
+        dense = [parameter for parameter in parameters if parameter.name not in expert_of]
+        copied = [parameter for parameter in parameters if parameter.name in expert_of and self.copies > 1]
         buckets = [
-            row for some in (dense, apart) for row in fill_buckets(some, "elements", [self.bucket_size])
+            row for some in (dense, copied) for row in fill_buckets(some, "elements", [self.bucket_size])
         ]
-        meets = [_COPIES if bucket[0].name in own else _DENSE for bucket in buckets]
+        meets = [_COPIES if bucket[0].name in expert_of else _DENSE for bucket in buckets]
         reduce_in_buckets(program, buckets, strict=False, meets=meets)
         return program.graph()

@@ -93,7 +93,7 @@ class ExpertRouting:
 
 
 def route_tokens(
-    given: object,
+    spec: object,
     *,
     ranks: int,
     experts: int,
@@ -107,7 +107,7 @@ def route_tokens(
 
     Parameters
     ----------
-    given : str or mapping
+    spec : str or mapping
         ``balanced``, ``one-hot`` or ``{one-hot: expert}``, ``{zipf: exponent}`` (with ``seed``: drawn),
         ``{random: seed}``, ``{tokens: [...]}`` (by expert, or by rank and expert), ``{trace: file}``.
     ranks, experts : int
@@ -139,7 +139,7 @@ def route_tokens(
         raise InputError(f"{ranks} ranks cannot share {format_count(experts, 'expert')}", path=("experts",))
     if top_k > experts:
         raise InputError(f"a token cannot go to {top_k} experts of {experts}", path=("top_k",))
-    sent = _Form(given, ranks, experts, tokens, top_k, origin).tokens_sent()
+    sent = _Form(spec, ranks, experts, tokens, top_k, origin).tokens_sent()
     choices = int(sent[0].sum())
     if capacity_factor is None:
         if pad:
@@ -148,9 +148,9 @@ def route_tokens(
     if isinstance(capacity_factor, bool) or not 0 < capacity_factor < float("inf"):
         raise InputError(f"must be a number above 0; found {capacity_factor!r}", path=("capacity_factor",))
     capacity = ceil(choices / experts * capacity_factor)
-    taken = np.minimum(sent, capacity)
-    dropped = tuple((sent - taken).sum(axis=1).tolist())
-    return ExpertRouting(np.full_like(sent, capacity) if pad else taken, choices, dropped)
+    accepted = np.minimum(sent, capacity)
+    dropped = tuple((sent - accepted).sum(axis=1).tolist())
+    return ExpertRouting(np.full_like(sent, capacity) if pad else accepted, choices, dropped)
 
 
 UnplacedRouting = Callable[..., ExpertRouting]
@@ -204,11 +204,11 @@ class _Form:
         forms = [key for key in options if key in _FORMS[1:]]
         if len(forms) != 1:
             strange = next((str(key) for key in options if key not in (*_FORMS, "seed")), None)
-            found = ", ".join(map(str, options)) if strange is None else f"{strange!r}{hint(strange, _FORMS)}"
-            raise _wrong(f"found {found}; it takes one of {', '.join(_FORMS[1:])}")
-        value, known = options.pop(forms[0]), ["seed"] if forms == ["zipf"] else []
-        for key in (key for key in options if key not in known):
-            raise _wrong(f"{forms[0]} takes no {key!r}{hint(str(key), known)}")
+            text = ", ".join(map(str, options)) if strange is None else f"{strange!r}{hint(strange, _FORMS)}"
+            raise _wrong(f"found {text}; it takes one of {', '.join(_FORMS[1:])}")
+        value, accepted = options.pop(forms[0]), ["seed"] if forms == ["zipf"] else []
+        for key in (key for key in options if key not in accepted):
+            raise _wrong(f"{forms[0]} takes no {key!r}{hint(str(key), accepted)}")
         return forms[0], value, options
 
     def _weights(self, exponent: object) -> list[Fraction]:
@@ -223,22 +223,22 @@ class _Form:
     def _apportion(self, weights: Sequence[Fraction]) -> IntArray:
         """Return all tokens apportioned by weight in whole numbers; no expert gets a token twice."""
         assert self.tokens is not None
-        most = self.tokens * self.ranks
-        left, open_ = most * self.top_k, list(range(self.experts))
+        limit = self.tokens * self.ranks
+        remaining, open_ = limit * self.top_k, list(range(self.experts))
         totals = np.zeros(self.experts, np.int64)
         while open_:
             total = sum(weights[x] for x in open_)
-            full = [x for x in open_ if left * weights[x] > most * total]
+            full = [x for x in open_ if remaining * weights[x] > limit * total]
             if not full:
                 break
-            totals[full] = most
-            left -= most * len(full)
+            totals[full] = limit
+            remaining -= limit * len(full)
             open_ = [x for x in open_ if x not in full]
-        shares = [left * weights[x] / total for x in open_]
+        shares = [remaining * weights[x] / total for x in open_]
         totals[open_] = [int(share) for share in shares]
-        rest = left - sum(int(share) for share in shares)
+        leftover = remaining - sum(int(share) for share in shares)
         by_remainder = sorted(range(len(open_)), key=lambda k: int(shares[k]) - shares[k])
-        totals[[open_[k] for k in by_remainder[:rest]]] += 1
+        totals[[open_[k] for k in by_remainder[:leftover]]] += 1
         return totals
 
     def _dealt(self, totals: IntArray) -> IntArray:
@@ -267,10 +267,10 @@ class _Form:
                 chosen = np.zeros((n, 0), np.int64)
                 for _ in range(self.top_k):
                     # a place among the remaining experts: those already chosen are skipped
-                    place = rng.integers(0, end[-1] - width[chosen].sum(axis=1), size=n)
+                    pick = rng.integers(0, end[-1] - width[chosen].sum(axis=1), size=n)
                     for x in chosen.T:
-                        place += np.where(place >= end[x] - width[x], width[x], 0)
-                    chosen = np.sort(np.column_stack((chosen, np.searchsorted(end, place, "right"))), axis=1)
+                        pick += np.where(pick >= end[x] - width[x], width[x], 0)
+                    chosen = np.sort(np.column_stack((chosen, np.searchsorted(end, pick, "right"))), axis=1)
                 row += np.bincount(chosen.ravel(), minlength=self.experts)
         return sent
 
@@ -309,19 +309,19 @@ class _Form:
             message = f"{path}: {n:,} tokens cannot be shared by {self.ranks} ranks"
             raise InputError(f"{message}; give it a column rank")
         sent = [[0] * self.experts for _ in range(self.ranks)]
-        for k, (place, row) in enumerate(rows):
+        for k, (line, row) in enumerate(rows):
             try:
-                own = [int(row[name]) for name in chosen]
+                experts = [int(row[name]) for name in chosen]
                 rank = int(row["rank"]) if "rank" in row else k * self.ranks // n
             except ValueError as error:
-                raise InputError(f"{place}: {error}") from None
-            for what, numbers, size in (("rank", (rank,), self.ranks), ("expert", own, self.experts)):
+                raise InputError(f"{line}: {error}") from None
+            for column, numbers, size in (("rank", (rank,), self.ranks), ("expert", experts, self.experts)):
                 if min(numbers) < 0 or max(numbers) >= size:
-                    found = next(number for number in numbers if not 0 <= number < size)
-                    raise InputError(f"{place}: the token has {what} {found}; there are 0 to {size - 1}")
-            if len({*own}) < len(own):
-                raise InputError(f"{place}: the token goes to one expert twice")
-            for x in own:
+                    wrong = next(number for number in numbers if not 0 <= number < size)
+                    raise InputError(f"{line}: the token has {column} {wrong}; there are 0 to {size - 1}")
+            if len({*experts}) < len(experts):
+                raise InputError(f"{line}: the token goes to one expert twice")
+            for x in experts:
                 sent[rank][x] += 1
         return np.array(sent, np.int64)
 
@@ -329,10 +329,10 @@ class _Form:
         """Raise if the counts are not the tokens that the ranks have."""
         chosen = sent.sum(axis=1).tolist()
         tokens = chosen[0] // self.top_k if self.tokens is None else self.tokens
-        for rank, made in enumerate(chosen):
-            if made != tokens * self.top_k:
-                each = f"each has {tokens:,} tokens, which go to {self.top_k} experts"
-                raise _wrong(f"rank {rank} sends {made:,}, and {each}")
+        for rank, count in enumerate(chosen):
+            if count != tokens * self.top_k:
+                rule = f"each has {tokens:,} tokens, which go to {self.top_k} experts"
+                raise _wrong(f"rank {rank} sends {count:,}, and {rule}")
         if tokens and int(sent.max()) > tokens:
             rank, x = (int(k) for k in np.argwhere(sent > tokens)[0])
             more = f"rank {rank} sends {int(sent[rank, x]):,} to expert {x}, and has {tokens:,} tokens"
@@ -340,9 +340,9 @@ class _Form:
         return sent
 
 
-def _whole(what: str, value: object, most: int = 2**63) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise _wrong(f"{what} must be a whole number from 0 to {most}; found {value!r}")
+def _whole(name: str, value: object, limit: int = 2**63) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        raise _wrong(f"{name} must be a whole number from 0 to {limit}; found {value!r}")
     return value
 
 

@@ -49,7 +49,7 @@ _OF_GROUP = ("peer", "sends")
 Role = tuple[str, str]
 """A program's name for a communicator, and its dimension."""
 
-Took = tuple[int, int]
+Timing = tuple[int, int]
 """Duration, and number of SMs held."""
 
 
@@ -68,7 +68,7 @@ class Pair(NamedTuple):
 
     label: tuple[tuple[int, ...], tuple[int, ...]]
     other: int
-    took: tuple[Took, ...]
+    took: tuple[Timing, ...]
 
 
 class _Program:
@@ -80,46 +80,46 @@ class _Program:
         """Communicator → ops, except sends and recvs."""
         self.pairs: dict[tuple[Role, int, str], list[int]] = {}
         """Communicator, place of the peer, and kind → ops."""
-        for op, given in self.own.items():
-            role, kind = (str(given["communicator"]), str(given.get("dimension", DATA))), graph.kind(op)
-            own = self.together.setdefault(role, [])
+        for op, facts in self.own.items():
+            role, kind = (str(facts["communicator"]), str(facts.get("dimension", DATA))), graph.kind(op)
+            ops = self.together.setdefault(role, [])
             if kind in _PAIRED:
-                own = self.pairs.setdefault((role, int(given["peer"]), kind), [])
-            own.append(op)
-        self.asked = {kind: {*modelled_ops(graph, machine, of).tolist()} for kind, of in kinds.items()}
+                ops = self.pairs.setdefault((role, int(facts["peer"]), kind), [])
+            ops.append(op)
+        self.modelled = {kind: {*modelled_ops(graph, machine, chip).tolist()} for kind, chip in kinds.items()}
         """Kind of device → ops without an explicit duration there."""
 
     @cached_property
-    def asked_anywhere(self) -> set[int]:
+    def modelled_anywhere(self) -> set[int]:
         """The ops whose duration the machine is asked for on some device."""
-        return set().union(*self.asked.values())
+        return set().union(*self.modelled.values())
 
     @cached_property
     def keyed(self) -> dict[Role, list[tuple[int, Hashable]]]:
         """Ops of each communicator with kind and size or, for uneven exchanges, their number in order."""
-        found: dict[Role, list[tuple[int, Hashable]]] = {}
+        keys: dict[Role, list[tuple[int, Hashable]]] = {}
         for role, ops in self.together.items():
             uneven = count()
-            found[role] = [
+            keys[role] = [
                 (op, next(uneven) if "sends" in self.own[op] else (self.graph.kind(op), self.nbytes(op)))
                 for op in ops
             ]
-        return found
+        return keys
 
     @cached_property
     def messages(self) -> dict[tuple[Role, int, str], list[int]]:
         """Sizes in `pairs` whose duration the machine is asked for."""
         return {
-            key: [*dict.fromkeys(self.nbytes(op) for op in ops if op in self.asked_anywhere)]
+            key: [*dict.fromkeys(self.nbytes(op) for op in ops if op in self.modelled_anywhere)]
             for key, ops in self.pairs.items()
         }
 
     def nbytes(self, op: int) -> int:
         """Return the size of a collective."""
-        given, graph = self.own[op], self.graph
-        if "sends" in given:
-            return sum(given["sends"].values())
-        return int(given.get("nbytes", max(graph.bytes_read[op], graph.bytes_written[op])))
+        attributes, graph = self.own[op], self.graph
+        if "sends" in attributes:
+            return sum(attributes["sends"].values())
+        return int(attributes.get("nbytes", max(graph.bytes_read[op], graph.bytes_written[op])))
 
 
 class Meets:
@@ -155,111 +155,111 @@ class Meets:
         numbers = Codes[Hashable]()
         number = {key: numbers[_key(one)] for key, one in different.items()}
         self.alike = [number[id(one)] for one in ranked.programs]
-        self._told: dict[Call, Took] = {}
+        self._timings: dict[Call, Timing] = {}
         self.names: list[dict[Role, str]] = []
-        self.inside: dict[str, list[int]] = {}
+        self.members: dict[str, list[int]] = {}
         role_of: dict[str, Role] = {}
         for rank in range(len(devices)):
             row = {}
-            for role in self.of(rank).together:
+            for role in self.program(rank).together:
                 name = row[role] = ranked.communicator(_as_attributes(role), rank)
-                self.inside.setdefault(name, []).append(rank)
+                self.members.setdefault(name, []).append(rank)
                 role_of[name] = role
             self.names.append(row)
         self._calls = {name: self._of_communicator(name, role) for name, role in role_of.items()}
         self.took = {name: (role_of[name], *calls.values()) for name, calls in self._calls.items()}
         self.pairs = [self._of_pairs(rank) for rank in range(len(devices))]
 
-    def of(self, rank: int) -> _Program:
+    def program(self, rank: int) -> _Program:
         """Return the program of a rank."""
         return self._program[id(self._ranked.programs[rank])]
 
-    def durations(self, rank: int) -> dict[int, Took]:
+    def durations(self, rank: int) -> dict[int, Timing]:
         """Return durations and SMs of a rank's collectives without an explicit duration."""
-        program, found = self.of(rank), dict[int, Took]()
-        here = program.asked[self._machine.devices[self._device[rank]].kind]
+        program, durations = self.program(rank), dict[int, Timing]()
+        modelled = program.modelled[self._machine.devices[self._device[rank]].kind]
         for role, keyed in program.keyed.items():
             calls = self._calls[self.names[rank][role]]
-            found |= {op: calls[key] for op, key in keyed if op in here}
-        for (role, place, kind), ops in program.pairs.items():
+            durations |= {op: calls[key] for op, key in keyed if op in modelled}
+        for (role, peer, kind), ops in program.pairs.items():
             for op in ops:
-                if op in here:
-                    found[op] = self._told[self._pair_call(rank, role, place, kind, program.nbytes(op))]
-        return found
+                if op in modelled:
+                    durations[op] = self._timings[self._pair_call(rank, role, peer, kind, program.nbytes(op))]
+        return durations
 
     def classes(self, facts: Sequence[Facts]) -> tuple[list[int], dict[str, int]]:
         """Return the class of each rank, the same for ranks that do the same, and of each communicator."""
-        sort = _number_values(zip(self.alike, (tuple(each.items()) for each in facts), strict=True))
+        sort = _number_values(zip(self.alike, (tuple(values.items()) for values in facts), strict=True))
         while True:
             met = (
-                (self.took[name], frozenset(sort[r] for r in inside)) for name, inside in self.inside.items()
+                (self.took[name], frozenset(sort[r] for r in ranks)) for name, ranks in self.members.items()
             )
-            on = dict(zip(self.inside, _number_values(met), strict=True))
+            class_of = dict(zip(self.members, _number_values(met), strict=True))
             keys = list[Hashable]()
-            for own, row, pairs in zip(sort, self.names, self.pairs, strict=True):
+            for number, row, pairs in zip(sort, self.names, self.pairs, strict=True):
                 messages = ((ops, pair.label, pair.took, sort[pair.other]) for ops, pair in pairs.items())
-                keys.append((own, *(on[name] for name in row.values()), *messages))
+                keys.append((number, *(class_of[name] for name in row.values()), *messages))
             finer = _number_values(keys)
             if max(finer) == max(sort):
-                return sort, on
+                return sort, class_of
             sort = finer
 
-    def graph(self, stands: Mapping[int, int], sort: Sequence[int], on: Mapping[str, int]) -> Graph:
+    def graph(self, stands: Mapping[int, int], sort: Sequence[int], class_of: Mapping[str, int]) -> Graph:
         """Return the programs of one rank of each class, with explicit durations of collectives."""
         like: dict[int, str] = {}  # class of communicator → its first member
-        for name, number in on.items():
+        for name, number in class_of.items():
             like.setdefault(number, name)
         labels: dict[Hashable, int] = {}
-        out = GraphBuilder(self._ranked.programs[0].name)
+        builder = GraphBuilder(self._ranked.programs[0].name)
         for rank in stands.values():
-            program = self.of(rank)
+            program = self.program(rank)
             pair_of = {op: pair for ops, pair in self.pairs[rank].items() for op in ops}
             duration_ns, attributes = program.graph.duration_ns.copy(), dict(program.graph.attributes)
             durations = self.durations(rank)
-            for op, own in program.own.items():
-                found: dict[str, Any] = self._ranked.attributes({**own, "sends": {}}, rank, self._devices)
-                del found["sends"]
-                found["communicator"] = like[on[found["communicator"]]]
-                if "sends" in own:
-                    found["nbytes"] = program.nbytes(op)
-                if "peer" in own:
+            for op, old in program.own.items():
+                new: dict[str, Any] = self._ranked.attributes({**old, "sends": {}}, rank, self._devices)
+                del new["sends"]
+                new["communicator"] = like[class_of[new["communicator"]]]
+                if "sends" in old:
+                    new["nbytes"] = program.nbytes(op)
+                if "peer" in old:
                     pair = pair_of[op]
-                    found["peer"] = self._devices[stands[sort[pair.other]]]
-                    found["pair"] = labels.setdefault(pair.label, len(labels))
+                    new["peer"] = self._devices[stands[sort[pair.other]]]
+                    new["pair"] = labels.setdefault(pair.label, len(labels))
                 if op in durations:
                     duration_ns[op], sms = durations[op]
-                    if sms and "sms" not in found:
-                        found["sms"] = sms
-                attributes[op] = found
+                    if sms and "sms" not in new:
+                        new["sms"] = sms
+                attributes[op] = new
             graph = replace(program.graph, duration_ns=duration_ns, attributes=attributes)
-            add_ranks(out, graph, [self._devices[rank]], lambda own, _: own)
-        return out.build()
+            add_ranks(builder, graph, [self._devices[rank]], lambda old, _: old)
+        return builder.build()
 
-    def difference(self, rank: int, sort: Sequence[int], on: Mapping[str, int]) -> str:
+    def difference(self, rank: int, sort: Sequence[int], class_of: Mapping[str, int]) -> str:
         """Return what a rank's program, or an interaction of it, has that the first one lacks."""
         if self.alike[rank] != self.alike[0]:
-            first, here = (self._ranked.grid.at(r) for r in (0, rank))
-            places = (f"{name} {at}" for name, at in here.items() if at != first[name])
+            first, coords = (self._ranked.grid.at(r) for r in (0, rank))
+            places = (f"{name} {index}" for name, index in coords.items() if index != first[name])
             return f"another program, at {', '.join(places)}"
-        for mine, firsts in zip(self.names[rank].values(), self.names[0].values(), strict=True):
-            if on[mine] == on[firsts]:
+        for group, firsts in zip(self.names[rank].values(), self.names[0].values(), strict=True):
+            if class_of[group] == class_of[firsts]:
                 continue
-            if self.took[mine] != self.took[firsts]:
-                return f"collectives on {mine!r} take other times than on {firsts!r}"
-            known = {sort[r] for r in self.inside[firsts]}
-            others = (r for r in self.inside[mine] if sort[r] not in known and sort[r] != sort[rank])
+            if self.took[group] != self.took[firsts]:
+                return f"collectives on {group!r} take other times than on {firsts!r}"
+            classes = {sort[r] for r in self.members[firsts]}
+            others = (r for r in self.members[group] if sort[r] not in classes and sort[r] != sort[rank])
             if (other := next(others, None)) is not None:
-                return f"meets {self._devices[other]} on {mine!r}"
+                return f"meets {self._devices[other]} on {group!r}"
         first_one = self._devices[0]
         return f"its messages take other times than those of {first_one}, or are exchanged with other ranks"
 
-    def _of_communicator(self, name: str, role: Role) -> dict[Hashable, Took]:
+    def _of_communicator(self, name: str, role: Role) -> dict[Hashable, Timing]:
         """Return the machine's durations and SMs for the collectives of a communicator."""
-        members = sorted(self.inside[name], key=self._device.__getitem__)
+        members = sorted(self.members[name], key=self._device.__getitem__)
         ranks = tuple(self._device[r] for r in members)
-        first, found = self.of(members[0]), dict[Hashable, Took]()
+        first, calls = self.program(members[0]), dict[Hashable, Timing]()
         for op, key in first.keyed[role]:
-            if op not in first.asked_anywhere or key in found:
+            if op not in first.modelled_anywhere or key in calls:
                 continue
             kind, nbytes = first.graph.kind(op).replace("alltoall", "all_to_all"), first.nbytes(op)
             sends: tuple[tuple[int, ...], ...] = ()
@@ -267,43 +267,43 @@ class Meets:
                 sends = self._sends(members, role, key)
                 nbytes = even_nbytes(sends)
             root = ranks[0] if kind in ("broadcast", "reduce") else UNSET
-            found[key] = self._ask(Call(kind, nbytes, ranks, root, name, sends))
-        return found
+            calls[key] = self._timing(Call(kind, nbytes, ranks, root, name, sends))
+        return calls
 
     def _sends(self, members: Sequence[int], role: Role, k: int) -> tuple[tuple[int, ...], ...]:
         """Return the bytes from each rank to each rank in the k-th uneven exchange on a communicator."""
         group = self._ranked.grid.members(role[1], members[0])
         places, rows = [str(group.index(r)) for r in members], []
         for rank in members:
-            program = self.of(rank)
+            program = self.program(rank)
             op = next(op for op, key in program.keyed[role] if key == k)
             rows.append(tuple(program.own[op]["sends"].get(place, 0) for place in places))
         return tuple(rows)
 
     def _of_pairs(self, rank: int) -> dict[tuple[int, ...], Pair]:
-        program, found = self.of(rank), dict[tuple[int, ...], Pair]()
-        for (role, place, kind), ops in program.pairs.items():
-            other = self._ranked.peer({**_as_attributes(role), "peer": place}, rank)
-            mine = self._ranked.grid.members(role[1], rank).index(rank)
-            theirs = self.of(other).pairs.get((role, mine, _PAIRED[kind]), [])
-            both = (ops, theirs) if kind == "send" else (theirs, ops)
-            sizes = program.messages[role, place, kind]
-            took = tuple(self._ask(self._pair_call(rank, role, place, kind, nbytes)) for nbytes in sizes)
-            found[tuple(ops)] = Pair((tuple(both[0]), tuple(both[1])), other, took)
-        return found
+        program, pairs = self.program(rank), dict[tuple[int, ...], Pair]()
+        for (role, peer, kind), ops in program.pairs.items():
+            other = self._ranked.peer({**_as_attributes(role), "peer": peer}, rank)
+            position = self._ranked.grid.members(role[1], rank).index(rank)
+            partner_ops = self.program(other).pairs.get((role, position, _PAIRED[kind]), [])
+            matched = (ops, partner_ops) if kind == "send" else (partner_ops, ops)
+            sizes = program.messages[role, peer, kind]
+            took = tuple(self._timing(self._pair_call(rank, role, peer, kind, nbytes)) for nbytes in sizes)
+            pairs[tuple(ops)] = Pair((tuple(matched[0]), tuple(matched[1])), other, took)
+        return pairs
 
-    def _pair_call(self, rank: int, role: Role, place: int, kind: str, nbytes: int) -> Call:
-        other = self._ranked.peer({**_as_attributes(role), "peer": place}, rank)
+    def _pair_call(self, rank: int, role: Role, peer: int, kind: str, nbytes: int) -> Call:
+        other = self._ranked.peer({**_as_attributes(role), "peer": peer}, rank)
         ranks = (self._device[rank], self._device[other])
         return Call("send", nbytes, ranks if kind == "send" else ranks[::-1], UNSET, self.names[rank][role])
 
-    def _ask(self, call: Call) -> Took:
-        if call not in self._told:
+    def _timing(self, call: Call) -> Timing:
+        if call not in self._timings:
             model = self._machine.collectives
             assert model is not None
             sms = model.sms(call, self._machine) if isinstance(model, HoldsSms) else 0
-            self._told[call] = model.time_ns(call, self._machine), sms
-        return self._told[call]
+            self._timings[call] = model.time_ns(call, self._machine), sms
+        return self._timings[call]
 
 
 def _as_attributes(role: Role) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def _key(graph: Graph) -> Hashable:
         if isinstance(value, np.ndarray):
             return value.tobytes()
         if isinstance(value, Mapping):
-            return repr({key: as_key(each) for key, each in value.items() if key not in _OF_GROUP})
+            return repr({key: as_key(item) for key, item in value.items() if key not in _OF_GROUP})
         return tuple(map(as_key, value)) if isinstance(value, list | tuple) else value
 
     return tuple(as_key(getattr(graph, field.name)) for field in fields(graph))
@@ -340,26 +340,26 @@ def why_not(ranked: Ranked, devices: Sequence[str], machine: Machine) -> list[st
     machine : Machine
     """
     every, programs = set(devices), list({id(one): one for one in ranked.programs}.values())
-    found = [
+    reasons = [
         f"op {program.op_names[op]!r} names a root, {root}"
         for program in programs
         for op, root in program.attribute("root").items()
     ][:1]
     if any(program.attribute("resources") for program in programs):
-        found.append("the resources of the machine are shared by all of them")
+        reasons.append("the resources of the machine are shared by all of them")
     for host in machine.hosts:
-        here = [name for name in host.serves if name in every]
-        if here and (len(host.serves) > 1 or host.process):
-            found.append(f"host {host.name!r} is not there for {here[0]} alone")
+        served = [name for name in host.serves if name in every]
+        if served and (len(host.serves) > 1 or host.process):
+            reasons.append(f"host {host.name!r} is not there for {served[0]} alone")
             break
     if isinstance(machine.collectives, CarriedCollectives):
-        found.append("the messages of its collectives share links, not all of which carry the same")
+        reasons.append("the messages of its collectives share links, not all of which carry the same")
     costs = ((name, machine.devices[machine.device_index(name)].cost) for name in devices)
     by_name = [(name, cost) for name, cost in costs if cost is not None and cost.by_name]
     if by_name and any((program.duration_ns < 0).any() for program in programs):
         name, cost = by_name[0]
-        found.append(f"the cost model of {name}, a {type(cost).__name__}, may know devices by their names")
-    return found
+        reasons.append(f"the cost model of {name}, a {type(cost).__name__}, may know devices by their names")
+    return reasons
 
 
 def fold(
@@ -388,12 +388,12 @@ def fold(
     (('gpu0/f', 'gpu0/r', 'gpu1/f', 'gpu1/r'), {'stands_for': 1, 'differs': 'factor is 2, not 1'})
     """
     meets = Meets(ranked, devices, machine)
-    sort, on = meets.classes(facts)
+    sort, class_of = meets.classes(facts)
     of_sort = group_pairs((number, rank) for rank, number in enumerate(sort))
-    stands = {number: same[0] for number, same in of_sort.items()}
-    members = {devices[same[0]]: tuple(devices[r] for r in same) for same in of_sort.values()}
+    stands = {number: group[0] for number, group in of_sort.items()}
+    members = {devices[group[0]]: tuple(devices[r] for r in group) for group in of_sort.values()}
     differs = {
-        devices[r]: _difference(facts[0], facts[r]) or meets.difference(r, sort, on)
+        devices[r]: _difference(facts[0], facts[r]) or meets.difference(r, sort, class_of)
         for r in list(stands.values())[1:]
     }
     simulated = {*devices}
@@ -404,11 +404,11 @@ def fold(
             members,
             differs,
             tuple(d for d in machine.devices if d.name not in simulated),
-            {name: len(inside) for name, inside in meets.inside.items()},
+            {name: len(ranks) for name, ranks in meets.members.items()},
             tuple(d.name for d in machine.devices if d.name in simulated),
         ),
     )
-    return meets.graph(stands, sort, on), folded
+    return meets.graph(stands, sort, class_of), folded
 
 
 def _number_values(values: Iterable[Hashable]) -> list[int]:
@@ -417,7 +417,5 @@ def _number_values(values: Iterable[Hashable]) -> list[int]:
 
 
 def _difference(one: Facts, other: Facts) -> str:
-    pairs = (
-        (what, one.get(what, "the default"), other.get(what, "the default")) for what in {**one, **other}
-    )
-    return "; ".join(f"{what} is {theirs}, not {mine}" for what, mine, theirs in pairs if mine != theirs)
+    pairs = ((key, one.get(key, "the default"), other.get(key, "the default")) for key in {**one, **other})
+    return "; ".join(f"{key} is {second}, not {first}" for key, first, second in pairs if first != second)

@@ -148,8 +148,8 @@ class FullyShardHooks(ABC, Generic[H]):
         Dependencies of the all_gather streams.
     """
 
-    def __init__(self, of: FullyShard) -> None:
-        self.of, self.keep = of, not of.reshard_after_backward
+    def __init__(self, policy: FullyShard) -> None:
+        self.policy, self.keep = policy, not policy.reshard_after_backward
         self.names: list[str] = []
         self.gathered: dict[str, H] = {}
         """Module → its all_gather, not waited for yet."""
@@ -182,7 +182,7 @@ class FullyShardHooks(ABC, Generic[H]):
     def leave_forward(self, module: str) -> None:
         """Note that a module has computed."""
         self.post_forward.append(module)
-        if self.of.reshard:
+        if self.policy.reshard:
             self.unsharded.discard(module)
 
     def turn(self, root: str | None) -> None:
@@ -205,19 +205,19 @@ class FullyShardHooks(ABC, Generic[H]):
         if reduces:
             self.reduce(module)
 
-    def modules_ahead(self, given: _Prefetch, module: str, order: list[str]) -> list[str]:
+    def modules_ahead(self, setting: _Prefetch, module: str, order: list[str]) -> list[str]:
         """Return the modules to gather ahead of a module."""
-        if isinstance(given, dict):
-            for name in [*given, *given.get(module, [])]:
+        if isinstance(setting, dict):
+            for name in [*setting, *setting.get(module, [])]:
                 if name not in self.names:
                     raise UnknownNameError("module", name, self.names)
-            return given.get(module, [])
-        at = order.index(module) + 1
-        return order[at : at + given]
+            return setting.get(module, [])
+        start = order.index(module) + 1
+        return order[start : start + setting]
 
     def _enter(self, module: str, order: list[str], way: _Pass) -> None:
         """Gather a module, wait for it, and gather those that are due before it computes."""
-        ahead, backward = self.modules_ahead(self.of.prefetch[way], module, order), way == "backward"
+        ahead, backward = self.modules_ahead(self.policy.prefetch[way], module, order), way == "backward"
         self._unshard(module, backward=backward)
         if module in self.gathered:
             waited = self.copy_out(module, self.gathered.pop(module))
@@ -238,13 +238,13 @@ class FullyShardHooks(ABC, Generic[H]):
 class _Host(FullyShardHooks[str]):
     """The host of a rank, hook by hook."""
 
-    def __init__(self, of: FullyShard, step: TrainingStep, n: int) -> None:
-        super().__init__(of)
+    def __init__(self, policy: FullyShard, step: TrainingStep, n: int) -> None:
+        super().__init__(policy)
         self.step, self.n = step, n
         self.in_turn = are_in_turn(step)
         self.keep = self.keep or not self.in_turn
         self.program = HostProgram(step, "fsdp2")
-        self.synchronised = of.requires_gradient_sync and self.in_turn
+        self.synchronised = policy.requires_gradient_sync and self.in_turn
         self.batches = micro_batches(step, added_up=not self.synchronised)
         self.modules: dict[str, Module] = {}
         self.program.shard(n)
@@ -259,16 +259,16 @@ class _Host(FullyShardHooks[str]):
 
     def run(self) -> Graph:
         """Issue the whole step."""
-        turns = [Modules(batch, self.of.wrap, k) for k, batch in enumerate(self.batches)]
+        turns = [Modules(batch, self.policy.wrap, k) for k, batch in enumerate(self.batches)]
         self.names = [*turns[0].named]
         done = [0] * len(turns)
         for record in self.step.work:
             k = (record.micro_batch or 0) if len(turns) > 1 else 0
-            place, work = done[k], self.batches[k].work
-            if place == len(work) or work[place] is not record:
+            index, work = done[k], self.batches[k].work
+            if index == len(work) or work[index] is not record:
                 continue  # a gradient that is added up after its reduction
             done[k] += 1
-            self._op(turns[k], place, record)
+            self._op(turns[k], index, record)
             if done[k] == len(work) and self.in_turn:
                 self._end(turns[k])
         if not self.in_turn:
@@ -278,48 +278,48 @@ class _Host(FullyShardHooks[str]):
         self.program.update(self.reduced)
         return self.program.graph()
 
-    def _op(self, at: Modules, place: int, record: OpEntry) -> None:
+    def _op(self, modules: Modules, index: int, record: OpEntry) -> None:
         """Issue an op of forward or backward, with the hooks' actions before and after it."""
         several = len(self.batches) > 1
-        self.prefix, self.modules = f"micro{at.number}/" if several else "", at.named
-        if place == 0 and at.number and self.in_turn:
+        self.prefix, self.modules = f"micro{modules.number}/" if several else "", modules.named
+        if index == 0 and modules.number and self.in_turn:
             self.begin([last for last in (self.last, self.waits) if last])
-        if place == 0 and at.root:
+        if index == 0 and modules.root:
             self.pre_forward(ROOT)
-        if place == at.turn:
-            self.turn(ROOT if at.root else None)
-        if place in at.enter:
-            self.pre_forward(at.enter[place].name)
-        if place in at.back:
-            self.pre_backward(at.back[place].name)
+        if index == modules.turn:
+            self.turn(ROOT if modules.root else None)
+        if index in modules.enter:
+            self.pre_forward(modules.enter[index].name)
+        if index in modules.back:
+            self.pre_backward(modules.back[index].name)
         self.program.compute(record, after=[self.waits])
         self.last, self.waits = record.name, None
-        if place in at.leave:
-            self.leave_forward(at.leave[place].name)
-        if place in at.over and self.in_turn:
-            self._leave(at, at.over[place])
+        if index in modules.leave:
+            self.leave_forward(modules.leave[index].name)
+        if index in modules.over and self.in_turn:
+            self._leave(modules, modules.over[index])
 
-    def _leave(self, at: Modules, module: Module) -> None:
+    def _leave(self, modules: Modules, module: Module) -> None:
         """End the backward of a module."""
-        last = at.number + 1 == len(self.batches)
+        last = modules.number + 1 == len(self.batches)
         self.leave_backward(module.name, reduces=self.synchronised or last)
 
-    def _end(self, at: Modules) -> None:
+    def _end(self, modules: Modules) -> None:
         """End a micro-batch: compute waits for the reductions."""
-        for module in at.all:
-            if module is at.root or module not in at.over.values():
-                self._leave(at, module)
+        for module in modules.all:
+            if module is modules.root or module not in modules.over.values():
+                self._leave(modules, module)
         self.waits = self.reduced
 
     def all_gather(self, module: str, after: Sequence[str], *, backward: bool) -> str:
         """Write copy in and all_gather on separate streams, the first ones after the previous step."""
         waits: list[str | Edge] = [*after] or [(self.step.updates[-1].name, 1)]
-        of, name = self.modules[module], f"{self.prefix}{module}/{'backward_' if backward else ''}"
-        shard = sum(shard_nbytes(each, self.n) for each in of.parameters)
+        entry, name = self.modules[module], f"{self.prefix}{module}/{'backward_' if backward else ''}"
+        shard = sum(shard_nbytes(param, self.n) for param in entry.parameters)
         copied = self.program.add(
-            f"{name}copy_in", "copy_in", of.names, [shard], after=waits, stream=_COPY_IN
+            f"{name}copy_in", "copy_in", entry.names, [shard], after=waits, stream=_COPY_IN
         )
-        where = {"stream": "all_gather", "communicator": "all_gather" if self.of.separate else "shard"}
+        where = {"stream": "all_gather", "communicator": "all_gather" if self.policy.separate else "shard"}
         return self.program.add(
             f"{name}all_gather", "all_gather", [copied], [self.n * shard], after=waits, **where
         )
@@ -327,21 +327,21 @@ class _Host(FullyShardHooks[str]):
     def copy_out(self, module: str, gathered: str) -> str:
         """Copy gathered data into the parameters that the module reads."""
         name, parameters = f"{gathered.rpartition('all_gather')[0]}copy_out", self.modules[module].parameters
-        copied = self.program.add(name, "copy_out", [gathered], [each.nbytes for each in parameters])
-        for k, each in enumerate(parameters):
-            self.program.instead[each.name] = output_name(copied, k)
+        copied = self.program.add(name, "copy_out", [gathered], [param.nbytes for param in parameters])
+        for k, param in enumerate(parameters):
+            self.program.instead[param.name] = output_name(copied, k)
         return copied
 
     def reduce(self, module: str) -> None:
         """Copy gradients together once the previous reduce_scatter is over, and reduce them."""
         name, parameters = f"{self.prefix}{module}", self.modules[module].parameters
-        shards = [shard_nbytes(each, self.n) for each in parameters]
-        gradients = [each.gradient for each in parameters]
+        shards = [shard_nbytes(param, self.n) for param in parameters]
+        gradients = [param.gradient for param in parameters]
         add, all_ = self.program.add, [self.n * sum(shards)]
         copied = add(f"{name}/reduce_copy_in", "copy_in", gradients, all_, after=[self.scattered])
         stream, where = "reduce_scatter", {"communicator": "shard"}
         last = self.scattered = add(f"{name}/{stream}", stream, [copied], shards, stream=stream, **where)
-        if self.of.shard not in (None, self.of.ranks.n):
+        if self.policy.shard not in (None, self.policy.ranks.n):
             stream, where = "all_reduce", {"communicator": REPLICATE, "dimension": REPLICAS}
             tensors = [output_name(last, k) for k in range(len(shards))]
             last = add(f"{name}/{stream}", stream, tensors, shards, stream=stream, **where)

@@ -73,31 +73,31 @@ class ParameterServer:
         step = TrainingStep(graph)
         at_most(MOST_BUILT, ((self.workers.n or 1) + 1) * len(graph), "ops")
         workers = self._workers(machine)
-        given = step.records.externals
-        trained = {each.name for each in step.parameters}
-        states = {tensor for each in step.updates for tensor in each.reads if tensor in given} - trained
-        made = Records(f"{step.records.name} (parameter server)", {}, {})
+        externals = step.records.externals
+        trained = {parameter.name for parameter in step.parameters}
+        states = {tensor for op in step.updates for tensor in op.reads if tensor in externals} - trained
+        records = Records(f"{step.records.name} (parameter server)", {}, {})
         placed = list(zip(step.updates, cycle(self.servers), strict=False))
         for update, server in placed:
-            for tensor in filter(given.__contains__, update.reads):
-                made.externals[f"{server}/{tensor}"] = replace(given[tensor], device=server)
+            for tensor in filter(externals.__contains__, update.reads):
+                records.externals[f"{server}/{tensor}"] = replace(externals[tensor], device=server)
         for worker in workers:
-            for name, each in given.items():
+            for name, external in externals.items():
                 if name not in trained and name not in states:
-                    made.externals[f"{worker}/{name}"] = replace(each, device=None)
+                    records.externals[f"{worker}/{name}"] = replace(external, device=None)
             pulled: dict[str, Edge] = {}  # read by a worker in place of a parameter, from the previous step
             for update, server in placed:
                 name = f"{server}/{update.name}" + (f"/{worker}" if self.asynchronous else "")
-                own = [each.name for each in step.parameters if each.update == update.name]
-                pulled |= {tensor: (output_name(name, i), 1) for i, tensor in enumerate(own)}
+                names = [parameter.name for parameter in step.parameters if parameter.update == update.name]
+                pulled |= {tensor: (output_name(name, i), 1) for i, tensor in enumerate(names)}
             for record in step.work:
                 inputs = [pulled.get(tensor, (f"{worker}/{tensor}", d)) for tensor, d in record.inputs]
                 after: list[Edge] = [(f"{worker}/{name}", 0) for name, d in record.after if not d]
                 name = f"{worker}/{record.name}"
-                made.make(replace(record, name=name, inputs=inputs, after=after, device=worker))
+                records.make(replace(record, name=name, inputs=inputs, after=after, device=worker))
         for update, server in placed:
-            self._serve(made, step, update, server, workers)
-        return write(made)
+            self._serve(records, step, update, server, workers)
+        return write(records)
 
     def _workers(self, machine: Machine | None) -> tuple[str, ...]:
         """Return the devices of the workers."""
@@ -111,30 +111,30 @@ class ParameterServer:
         return tuple(free[:n])
 
     def _serve(
-        self, made: Records, step: TrainingStep, update: OpEntry, server: str, workers: Sequence[str]
+        self, records: Records, step: TrainingStep, update: OpEntry, server: str, workers: Sequence[str]
     ) -> None:
         """Add a server's ops for the gradients of an update."""
-        own = [each for each in step.parameters if each.update == update.name]
+        parameters = [parameter for parameter in step.parameters if parameter.update == update.name]
 
         def update_of(name: str, moved: dict[str, str], **attributes: str) -> None:
             record = replace(update, name=name, device=server)
-            record.outputs = tuple(step.records.externals[each.name].nbytes for each in own)
+            record.outputs = tuple(step.records.externals[parameter.name].nbytes for parameter in parameters)
             record.inputs = [(moved.get(tensor, f"{server}/{tensor}"), d) for tensor, d in update.inputs]
             record.after = [(f"{server}/{other}", d) for other, d in update.after]
             record.attributes = {**update.attributes, UPDATES: f"{server}/{update.name}", **attributes}
-            made.make(record)
+            records.make(record)
 
         if self.asynchronous:
             for worker in workers:
-                pushed = {each.gradient: f"{worker}/{each.gradient}" for each in own}
+                pushed = {parameter.gradient: f"{worker}/{parameter.gradient}" for parameter in parameters}
                 update_of(f"{server}/{update.name}/{worker}", pushed, **{PUSHED_BY: worker})
             return
         sums: dict[str, str] = {}
-        for each in own:
-            name = sums[each.gradient] = made.free(f"{server}/{each.name}/sum")
-            read: list[Edge] = [(f"{worker}/{each.gradient}", 0) for worker in workers]
-            sum_ = OpEntry(name, "add_n", read, [], (each.nbytes,), device=server, dtype=each.dtype)
-            sum_.flops = (len(read) - 1) * each.elements
-            sum_.bytes_read, sum_.bytes_written = len(read) * each.nbytes, each.nbytes
-            made.ops[name] = sum_
+        for parameter in parameters:
+            name = sums[parameter.gradient] = records.free(f"{server}/{parameter.name}/sum")
+            read: list[Edge] = [(f"{worker}/{parameter.gradient}", 0) for worker in workers]
+            sum_ = OpEntry(name, "add_n", read, [], (parameter.nbytes,), device=server, dtype=parameter.dtype)
+            sum_.flops = (len(read) - 1) * parameter.elements
+            sum_.bytes_read, sum_.bytes_written = len(read) * parameter.nbytes, parameter.nbytes
+            records.ops[name] = sum_
         update_of(f"{server}/{update.name}", sums)

@@ -78,15 +78,15 @@ class PipelineParallel(OnRanks):
             message = f"{policy} has slots that overlap, recompute, or stages on several ranks"
             raise InputError(f"pipeline-parallel: {message}", path=("policy",))
 
-    def rewrite_ranks(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, ranked: Ranked) -> Ranked:
         """Return the ranks that each have some stages."""
-        there.refuse(["dp"], "pipeline-parallel comes before the rewrite for replicas")
-        added = {"pp": there.room("pipeline-parallel", self.ranks)}
-        return there.multiply(added, self._program, names=self.ranks.names, varies=added)
+        ranked.refuse(["dp"], "pipeline-parallel comes before the rewrite for replicas")
+        added = {"pp": ranked.room("pipeline-parallel", self.ranks)}
+        return ranked.multiply(added, self._program, names=self.ranks.names, varies=added)
 
-    def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
+    def _program(self, graph: Graph, grid: Grid, coords: Mapping[str, int]) -> Graph:
         """Return the program of one rank."""
-        return write(_Rank(TrainingStep(graph), self.schedule, at["pp"]).records)
+        return write(_Rank(TrainingStep(graph), self.schedule, coords["pp"]).records)
 
 
 class _Rank:
@@ -97,13 +97,11 @@ class _Rank:
         self.step, self.place, self.rank = step, schedule.stage_to_rank, rank
         self.old = step.records
         self.records = Records(f"{self.old.name} (pipeline parallel)", {}, {})
-        self.parts = parts_of_gradients(self.old, {each.gradient: each.name for each in step.parameters})
+        self.parts = parts_of_gradients(self.old, {param.gradient: param.name for param in step.parameters})
         self.stage = self._stages(schedule.stages)
         self.local = self._gradients()
         self.cells = group_pairs(
-            ((self.stage[each.name], each.phase == "F"), each)
-            for each in step.work
-            if each.name in self.stage
+            ((self.stage[op.name], op.phase == "F"), op) for op in step.work if op.name in self.stage
         )
         self.crossing = self._crossing()
         self.total: dict[tuple[str, int], str] = {}
@@ -122,40 +120,40 @@ class _Rank:
 
     def _stages(self, n: int) -> dict[str, int]:
         """Return the stage of each op; a sum of gradients has that of its terms, None if they differ."""
-        found: dict[str, int] = {}
+        stage_of: dict[str, int] = {}
         for record in self.step.work:
             if record.stage is None or not 0 <= record.stage < n:
                 says = "says no stage" if record.stage is None else f"is of stage {record.stage}"
                 message = f"op {record.name!r} {says}, and the schedule has stages 0 to {n - 1}"
                 raise GraphError(f"{message}; let the rewrite stages cut the forward").about(record.name)
-            makers = [p for p in self.old.makers(record.inputs) if p.name in found]
-            sources = {found[p.name] for p in makers if p.phase != "F"}
+            makers = [p for p in self.old.makers(record.inputs) if p.name in stage_of]
+            sources = {stage_of[p.name] for p in makers if p.phase != "F"}
             adds = record.kind in ("add_n", "add", "all_reduce", "reduce_scatter")
             if record.phase != "F" and adds and len(sources) == 1:
-                found[record.name] = max(sources)
+                stage_of[record.name] = max(sources)
             elif record.name in self.parts and len(sources) > 1:
                 continue  # a sum for a parameter on several stages
             else:
-                found[record.name] = record.stage
-        if (there := len({*found.values()})) < n:
-            raise GraphError(f"graph {self.old.name!r} has {there} stages, the schedule has {n}")
-        return found
+                stage_of[record.name] = record.stage
+        if (count := len({*stage_of.values()})) < n:
+            raise GraphError(f"graph {self.old.name!r} has {count} stages, the schedule has {n}")
+        return stage_of
 
     def _gradients(self) -> dict[str, dict[int, str]]:
         """Return gradient → stage → the tensor that the stage has of it."""
-        found: dict[str, dict[int, str]] = {}
-        for each in self.step.parameters:
-            maker = self.old.maker(each.gradient)
-            own = found.setdefault(each.gradient, {})
-            for tensor in [each.gradient] if maker.name in self.stage else maker.reads:
+        gradients: dict[str, dict[int, str]] = {}
+        for parameter in self.step.parameters:
+            maker = self.old.maker(parameter.gradient)
+            by_stage = gradients.setdefault(parameter.gradient, {})
+            for tensor in [parameter.gradient] if maker.name in self.stage else maker.reads:
                 stage = self._stage_of(tensor)
-                if stage is None or stage in own:
+                if stage is None or stage in by_stage:
                     message = (
-                        f"parameter {each.name!r} has several gradients in a stage that others have, too"
+                        f"parameter {parameter.name!r} has several gradients in a stage that others have, too"
                     )
                     raise GraphError(f"{message}; pipeline-parallel takes one a stage")
-                own[stage] = tensor
-        return found
+                by_stage[stage] = tensor
+        return gradients
 
     def _stage_of(self, tensor: str) -> int | None:
         """Return the stage that computes a tensor."""
@@ -164,16 +162,16 @@ class _Rank:
 
     def _crossing(self) -> dict[tuple[int, int, bool], list[str]]:
         """Return (from stage, to stage, forward) → tensors sent, in the order computed."""
-        found: dict[tuple[int, int, bool], dict[str, None]] = {}
+        crossing: dict[tuple[int, int, bool], dict[str, None]] = {}
         order = {tensor: (k, r.phase == "F") for k, r in enumerate(self.step.work) for tensor in r.tensors}
         for record in self.step.work:
-            here = self.stage.get(record.name)
+            sink = self.stage.get(record.name)
             for tensor in record.reads:
-                there = self._stage_of(tensor)
-                if here is None or there is None or self.place[here] == self.place[there]:
+                source = self._stage_of(tensor)
+                if sink is None or source is None or self.place[sink] == self.place[source]:
                     continue
-                found.setdefault((there, here, order[tensor][1]), {})[tensor] = None
-        return {key: sorted(row, key=order.__getitem__) for key, row in found.items()}
+                crossing.setdefault((source, sink, order[tensor][1]), {})[tensor] = None
+        return {key: sorted(row, key=order.__getitem__) for key, row in crossing.items()}
 
     # -- slots ----------------------------------------------------------------------------------
 
@@ -184,9 +182,9 @@ class _Rank:
             if sink == slot.stage and of_forward == forward and slot.phase != "W":
                 for tensor in tensors:
                     self._message("recv", tensor, source, sink, k)
-        made: list[str] = []
+        computed: list[str] = []
         gradients = {tensor: g for g, row in self.local.items() for tensor in row.values()}
-        parameters = {each.gradient: each for each in self.step.parameters}
+        parameters = {parameter.gradient: parameter for parameter in self.step.parameters}
         for record in self.cells.get((slot.stage, forward), []):
             if slot.phase in "IW" and (record.phase == "W") != (slot.phase == "W"):
                 continue
@@ -194,7 +192,7 @@ class _Rank:
             copied.attributes = on_compute(copied)
             if copied.attributes["stream"] == COMPUTE:
                 self.last = copied.name
-            made += record.tensors
+            computed += record.tensors
             for output, tensor in enumerate(record.tensors):
                 if tensor in gradients:
                     key = gradients[tensor], slot.stage
@@ -202,75 +200,75 @@ class _Rank:
                     self.total[key] = add_up(self.records, copied, output, before, parameters[key[0]])
                     if before is not None:
                         self.records.ops[self.total[key]].attributes = {"stream": COMPUTE}
-        for tensor in made:
+        for tensor in computed:
             for (source, sink, _), tensors in self.crossing.items():
                 if source == slot.stage and tensor in tensors:
                     self._message("send", tensor, source, sink, k)
 
     def _names(self, record: OpEntry, stage: int, k: int) -> dict[str, str]:
         """Return the names here of an op and of everything that it reads and follows."""
-        own = {record.name: f"micro{k}/{record.name}"}
+        names = {record.name: f"micro{k}/{record.name}"}
         for tensor in record.reads:
-            own[tensor] = tensor if self.old.is_parameter(tensor) else f"micro{k}/{tensor}"
-            there = self._stage_of(tensor)
-            if there is None:
-                self.records.externals[own[tensor]] = self.old.externals[tensor]
-            elif self.place[there] != self.rank:
-                own[tensor] += f"/recv{stage}"
+            names[tensor] = tensor if self.old.is_parameter(tensor) else f"micro{k}/{tensor}"
+            source = self._stage_of(tensor)
+            if source is None:
+                self.records.externals[names[tensor]] = self.old.externals[tensor]
+            elif self.place[source] != self.rank:
+                names[tensor] += f"/recv{stage}"
         for name, _ in record.after:
-            own.setdefault(name, f"micro{k}/{name}" if name in self.stage else name)
-        return own
+            names.setdefault(name, f"micro{k}/{name}" if name in self.stage else name)
+        return names
 
     def _message(self, kind: str, tensor: str, source: int, sink: int, k: int) -> None:
         """Send or receive a tensor, on a communicator and a stream of the two stages."""
         producer, nbytes = self.old.maker(tensor), self.old.nbytes(tensor)
-        own, word = f"micro{k}/{tensor}", f"pipeline {source} to {sink}"
+        name, word = f"micro{k}/{tensor}", f"pipeline {source} to {sink}"
         if kind == "send":
-            here, there, reads, outputs = source, sink, [own], list[int]()
+            stage, other, reads, outputs = source, sink, [name], list[int]()
         else:
-            here, there, reads, outputs = sink, source, [], [nbytes]
-        where = {"communicator": word, "dimension": "pp", "stream": word, "peer": str(self.place[there])}
-        after = [self.last] if self.last and self.last != own else []
-        made = exchange(producer, f"{own}/{kind}{sink}", kind, reads, nbytes, outputs, after=after, **where)
-        made.stage, made.micro_batch = here, k
-        self.records.make(made)
+            stage, other, reads, outputs = sink, source, [], [nbytes]
+        where = {"communicator": word, "dimension": "pp", "stream": word, "peer": str(self.place[other])}
+        after = [self.last] if self.last and self.last != name else []
+        op = exchange(producer, f"{name}/{kind}{sink}", kind, reads, nbytes, outputs, after=after, **where)
+        op.stage, op.micro_batch = stage, k
+        self.records.make(op)
 
     # -- updates --------------------------------------------------------------------------------
 
     def _update(self) -> None:
         """Sum gradients over the stages that share a parameter, and update this rank's parameters."""
-        here = {
+        sums = {
             gradient: self.total.get((gradient, stage), f"micro0/{tensor}")
-            for gradient, own in self.local.items()
-            for stage, tensor in own.items()
+            for gradient, params in self.local.items()
+            for stage, tensor in params.items()
             if self.place[stage] == self.rank
         }
         for record in self.step.updates:
             if record.name in self.step.finishing:
-                self._sum_of_tensor_ranks(record, here)
-        for each in self.step.parameters:
-            ranks = {self.place[stage] for stage in self.local[each.gradient]}
-            if each.gradient in here and len(ranks) > 1:
-                name = f"{each.name}/all_reduce"
-                self._collective(name, [here[each.gradient]], [each.nbytes], f"shared {each.name}", "pp")
-                here[each.gradient] = name
+                self._sum_of_tensor_ranks(record, sums)
+        for param in self.step.parameters:
+            ranks = {self.place[stage] for stage in self.local[param.gradient]}
+            if param.gradient in sums and len(ranks) > 1:
+                name = f"{param.name}/all_reduce"
+                self._collective(name, [sums[param.gradient]], [param.nbytes], f"shared {param.name}", "pp")
+                sums[param.gradient] = name
         for update in self.step.updates:
-            own = [each for each in self.step.parameters if each.update == update.name]
-            mine = [each for each in own if each.gradient in here]
-            if update.name in self.step.finishing or not mine:
+            params = [param for param in self.step.parameters if param.update == update.name]
+            trained = [param for param in params if param.gradient in sums]
+            if update.name in self.step.finishing or not trained:
                 continue
-            part = Fraction(sum(each.nbytes for each in mine), max(1, sum(each.nbytes for each in own)))
-            gone = {n for each in own if each not in mine for n in (each.name, each.gradient)}
-            moved = {**self.finished, **here}
+            part = Fraction(sum(p.nbytes for p in trained), max(1, sum(p.nbytes for p in params)))
+            gone = {n for param in params if param not in trained for n in (param.name, param.gradient)}
+            moved = {**self.finished, **sums}
             inputs = [(moved.get(t, t), d) for t, d in update.inputs if self._resolve(t) not in gone]
             self.records.externals |= {t: self.old.externals[t] for t, _ in inputs if t in self.old.externals}
-            made = update.scale(part)
-            made.inputs, made.after = inputs, [(name, d) for name, d in update.after if d]
-            made.attributes = {**update.attributes, "stream": COMPUTE}
-            self.records.make(made)
-        kept = self.records.ops
-        for record in kept.values():
-            record.after = [(name, d) for name, d in record.after if name in kept]
+            copied = update.scale(part)
+            copied.inputs, copied.after = inputs, [(name, d) for name, d in update.after if d]
+            copied.attributes = {**update.attributes, "stream": COMPUTE}
+            self.records.make(copied)
+        ops = self.records.ops
+        for record in ops.values():
+            record.after = [(name, d) for name, d in record.after if name in ops]
 
     def _resolve(self, tensor: str) -> str:
         """Return the gradient whose sum over tensor-parallel ranks a tensor is."""
@@ -279,25 +277,25 @@ class _Rank:
             return tensor
         return maker.reads[maker.tensors.index(tensor)]
 
-    def _sum_of_tensor_ranks(self, record: OpEntry, here: dict[str, str]) -> None:
+    def _sum_of_tensor_ranks(self, record: OpEntry, sums: dict[str, str]) -> None:
         """Sum this rank's gradients among those of which tensor-parallel ranks have parts."""
-        pairs = [(k, tensor) for k, (tensor, _) in enumerate(record.inputs) if tensor in here]
+        pairs = [(k, tensor) for k, (tensor, _) in enumerate(record.inputs) if tensor in sums]
         if not pairs:
             return
-        sizes, reads = [record.outputs[k] for k, _ in pairs], [here[t] for _, t in pairs]
+        sizes, reads = [record.outputs[k] for k, _ in pairs], [sums[t] for _, t in pairs]
         self._collective(
             record.name, reads, sizes, record.attributes["communicator"], record.attributes["dimension"]
         )
         for new, (old, tensor) in enumerate(pairs):
-            made = record.tensor(new)
-            here[tensor] = self.finished[record.tensor(old)] = made
+            total = record.tensor(new)
+            sums[tensor] = self.finished[record.tensor(old)] = total
 
     def _collective(self, name: str, reads: list[str], sizes: list[int], word: str, dimension: str) -> None:
         where = {"communicator": word, "dimension": dimension, "stream": COMPUTE, "nbytes": sum(sizes)}
-        made = OpEntry(name, "all_reduce", [(tensor, 0) for tensor in reads], [], tuple(sizes))
-        made.bytes_read = made.bytes_written = sum(sizes)
-        made.attributes = where
-        self.records.make(made)
+        record = OpEntry(name, "all_reduce", [(tensor, 0) for tensor in reads], [], tuple(sizes))
+        record.bytes_read = record.bytes_written = sum(sizes)
+        record.attributes = where
+        self.records.make(record)
 
 
 class StageCut:
@@ -333,15 +331,15 @@ class StageCut:
 
     def __init__(self, partition: Sequence[str]) -> None:
         self.partition = [partition] if isinstance(partition, str) else list(partition)
-        self.patterns = [pattern_of(each, "partition") for each in self.partition]
+        self.patterns = [pattern_of(pattern, "partition") for pattern in self.partition]
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with the stage number of each op."""
         order = graph.topological_order.tolist()
         stage, begin = np.zeros(len(graph), np.int64), 0
         for number, pattern in enumerate(self.patterns, start=1):
-            found = (k for k in range(begin + 1, len(order)) if pattern.search(graph.op_names[order[k]]))
-            begin = next(found, -1)
+            matches = (k for k in range(begin + 1, len(order)) if pattern.search(graph.op_names[order[k]]))
+            begin = next(matches, -1)
             if begin < 0:
                 message = f"no op that could begin stage {number} has {self.partition[number - 1]!r} in it"
                 raise InputError(message, path=("partition",))

@@ -70,16 +70,16 @@ class Grid:
 
     def at(self, rank: int) -> dict[str, int]:
         """Return the coordinates of a rank."""
-        found = {}
+        coords = {}
         for name, size in self.sizes.items():
-            rank, found[name] = divmod(rank, size)
-        return found
+            rank, coords[name] = divmod(rank, size)
+        return coords
 
-    def rank(self, at: Mapping[str, int]) -> int:
+    def rank(self, coords: Mapping[str, int]) -> int:
         """Return the number of the rank at given coordinates."""
         number = 0
         for name in reversed([*self.sizes]):
-            number = number * self.sizes[name] + at[name]
+            number = number * self.sizes[name] + coords[name]
         return number
 
     def members(self, dimensions: str | Iterable[str], rank: int = 0) -> list[int]:
@@ -96,9 +96,9 @@ class Grid:
         for name, size in self.sizes.items():
             if name in varying:
                 rank -= rank // stride % size * stride  # to the group's first place in this dimension
-                positions = [at + i * stride for i in range(size) for at in positions]
+                positions = [position + i * stride for i in range(size) for position in positions]
             stride *= size
-        return [rank + at for at in positions]
+        return [rank + position for position in positions]
 
     def number(self, dimensions: str | Iterable[str], rank: int) -> int:
         """Return the number of a rank's group over given dimensions, in the order of first ranks."""
@@ -181,7 +181,7 @@ class Ranks:
     names: tuple[str, ...] | None = None
 
     @staticmethod
-    def of(policy: str, given: object, option: str = "ranks") -> Ranks:
+    def of(policy: str, value: object, option: str = "ranks") -> Ranks:
         """Return the parsed value of an option.
 
         Raises
@@ -189,13 +189,13 @@ class Ranks:
         InputError
             If it is neither a number nor a list of distinct names.
         """
-        if isinstance(given, list | tuple):
-            names = tuple(given)
+        if isinstance(value, list | tuple):
+            names = tuple(value)
             if names and len(set(map(str, names))) == len(names) and all(isinstance(n, str) for n in names):
                 return Ranks(len(names), names)
             message = "must be a number of GPUs or a list of devices, each once"
-            raise InputError(f"{policy}: {option} {message}; found {given!r}", path=(option,))
-        return Ranks(whole(policy, option, given, most=MOST_RANKS))
+            raise InputError(f"{policy}: {option} {message}; found {value!r}", path=(option,))
+        return Ranks(whole(policy, option, value, most=MOST_RANKS))
 
 
 _NUMBERS: Final = (
@@ -206,7 +206,7 @@ _NUMBERS: Final = (
 
 
 def add_ranks(
-    out: GraphBuilder,
+    builder: GraphBuilder,
     graph: Graph,
     ranks: Sequence[str],
     attributes: Callable[[Mapping[str, Any], int], Mapping[str, Any]],
@@ -216,12 +216,12 @@ def add_ranks(
 
     Parameters
     ----------
-    out : GraphBuilder
+    builder : GraphBuilder
     graph : Graph
     ranks : sequence of str
         Device of each rank.
     attributes : callable
-        ``attributes(own, rank)`` returns the attributes of an op on the rank at that place in `ranks`.
+        ``attributes(own, rank)`` returns the attributes of an op on the rank with that index in `ranks`.
     device : callable, optional
         ``device(name, rank)`` returns a rank's device for ops that `graph` pins to device `name`, if ranks
         have several devices; by default all of a rank is on the device that it is named after.
@@ -231,30 +231,30 @@ def add_ranks(
     InputError
         If there are more ops than fit.
     """
-    at_most(MOST_BUILT, len(out) + len(ranks) * len(graph), "ops")
-    n, size, given = len(ranks), len(graph), len(graph.external_names)
-    facts = list(zip(graph.tensor_nbytes[:given].tolist(), graph.tensor_role[:given].tolist(), strict=True))
-    pinned = graph.tensor_pin[:given].tolist()
-    at = [[name if device is None else device(pin, r) for pin in graph.pins] for r, name in enumerate(ranks)]
+    at_most(MOST_BUILT, len(builder) + len(ranks) * len(graph), "ops")
+    n, size, n_in = len(ranks), len(graph), len(graph.external_names)
+    facts = list(zip(graph.tensor_nbytes[:n_in].tolist(), graph.tensor_role[:n_in].tolist(), strict=True))
+    pinned = graph.tensor_pin[:n_in].tolist()
+    pins_of = [[name if device is None else device(p, r) for p in graph.pins] for r, name in enumerate(ranks)]
     first: list[int] = []  # first input or parameter of each rank
-    for rank, own in zip(ranks, at, strict=True):
+    for rank, pins in zip(ranks, pins_of, strict=True):
         for name, (nbytes, role), pin in zip(graph.external_names, facts, pinned, strict=True):
-            add = out.parameter if role == Role.PARAMETER else out.input
-            add(f"{rank}/{name}", nbytes, device=own[pin] if pin != UNSET else None)
-        first.append(out.external(f"{rank}/{graph.external_names[0]}") if given else 0)
-    op, output = len(out), out.tensor(len(out))
-    made = graph.outputs.indices.size
+            add = builder.parameter if role == Role.PARAMETER else builder.input
+            add(f"{rank}/{name}", nbytes, device=pins[pin] if pin != UNSET else None)
+        first.append(builder.external(f"{rank}/{graph.external_names[0]}") if n_in else 0)
+    op, output = len(builder), builder.tensor(len(builder))
+    n_out = graph.outputs.indices.size
     tensors = graph.inputs.indices
     inputs = [
-        np.where(tensors < given, first[r] - tensors, output + r * made + tensors - given) for r in range(n)
+        np.where(tensors < n_in, first[r] - tensors, output + r * n_out + tensors - n_in) for r in range(n)
     ]
     after = [graph.after.indices + op + r * size for r in range(n)]
     places = list(ranks), np.repeat(np.arange(n), size)
     if device is not None:
         codes = np.tile(graph.pin_code, n)
         shift = places[1] * len(graph.pins)
-        places = [name for own in at for name in own], np.where(codes == UNSET, UNSET, codes + shift)
-    out.extend(
+        places = [name for pins in pins_of for name in pins], np.where(codes == UNSET, UNSET, codes + shift)
+    builder.extend(
         [f"{rank}/{name}" for rank in ranks for name in graph.op_names],
         kind=(graph.kinds, np.tile(graph.kind_code, n)),
         inputs=_tile(graph.inputs, inputs),
@@ -269,7 +269,7 @@ def add_ranks(
             for kind, column in graph.duration_by_kind.items()
         },
         attributes={
-            op + r * size + k: attributes(own, r) for r in range(n) for k, own in graph.attributes.items()
+            op + r * size + k: attributes(pins, r) for r in range(n) for k, pins in graph.attributes.items()
         },
     )
 
@@ -330,7 +330,7 @@ class Ranked:
         refuse_several_devices(graph)
         return Ranked(Grid({}), [graph], None, accelerators)
 
-    def refuse(self, dimensions: Iterable[str], why: str) -> None:
+    def refuse(self, dimensions: Iterable[str], advice: str) -> None:
         """Raise if the ranks are divided into one of these dimensions already.
 
         Raises
@@ -339,7 +339,7 @@ class Ranked:
             If they are.
         """
         for name in (name for name in dimensions if name in self.grid.sizes):
-            raise GraphError(f"graph {self.programs[0].name!r} is divided into {name} already; {why}")
+            raise GraphError(f"graph {self.programs[0].name!r} is divided into {name} already; {advice}")
 
     def room(self, policy: str, ranks: Ranks) -> int:
         """Return the factor by which ranks are multiplied; by default as many as there is room for.
@@ -357,8 +357,8 @@ class Ranked:
             return ranks.n
         if self.accelerators is None:
             raise InputError(f"{policy}: give ranks: how many, or a list of devices", path=("ranks",))
-        n, left = divmod(len(self.accelerators), self.grid.ranks)
-        if left or not n:
+        n, remainder = divmod(len(self.accelerators), self.grid.ranks)
+        if remainder or not n:
             has = f"the machine has {format_count(len(self.accelerators), 'accelerator')}"
             message = f"{has}, which {self.grid.ranks} ranks each cannot share evenly; give ranks"
             raise InputError(f"{policy}: {message}", path=("ranks",))
@@ -393,20 +393,20 @@ class Ranked:
         replicas = "one rewrite for replicas, such as expert-parallel, is enough"
         self.refuse(added, replicas if "dp" in added else "one such rewrite is enough")
         grid = Grid({**self.grid.sizes, **added}).reorder(_ORDER)
-        made: dict[tuple[int, ...], Graph] = {}
+        built: dict[tuple[int, ...], Graph] = {}
         placed = []
-        for at in map(grid.at, range(grid.ranks)):
-            one = self.programs[self.grid.rank(at)]
-            key = (id(one), *(at[name] for name in varies))
-            if key not in made:
-                made[key] = program(one, grid, at)
-            placed.append(made[key])
+        for coords in map(grid.at, range(grid.ranks)):
+            one = self.programs[self.grid.rank(coords)]
+            key = (id(one), *(coords[name] for name in varies))
+            if key not in built:
+                built[key] = program(one, grid, coords)
+            placed.append(built[key])
         return Ranked(grid, placed, names or self.devices, self.accelerators)
 
     def each(self, program: Callable[[Graph], Graph]) -> Ranked:
         """Return the ranks, or the single device, with each program replaced."""
-        made = {id(one): program(one) for one in self.programs}
-        return replace(self, programs=[made[id(one)] for one in self.programs])
+        new = {id(one): program(one) for one in self.programs}
+        return replace(self, programs=[new[id(one)] for one in self.programs])
 
     def on_devices(self) -> tuple[str, ...]:
         """Return the device of each rank.
@@ -433,44 +433,44 @@ class Ranked:
         if not self.grid.sizes:
             return self.programs[0]
         devices = self.on_devices()
-        out = GraphBuilder(self.programs[0].name)
+        builder = GraphBuilder(self.programs[0].name)
         ranks = group_pairs((id(program), rank) for rank, program in enumerate(self.programs))
 
-        def on_rank(own: Mapping[str, Any], k: int) -> Mapping[str, Any]:
-            return self.attributes(own, same[k], devices) if "communicator" in own else own
+        def on_rank(facts: Mapping[str, Any], k: int) -> Mapping[str, Any]:
+            return self.attributes(facts, group[k], devices) if "communicator" in facts else facts
 
-        for same in ranks.values():
-            add_ranks(out, self.programs[same[0]], [devices[rank] for rank in same], on_rank)
-        return out.build()
+        for group in ranks.values():
+            add_ranks(builder, self.programs[group[0]], [devices[rank] for rank in group], on_rank)
+        return builder.build()
 
-    def attributes(self, own: Mapping[str, Any], rank: int, devices: Sequence[str]) -> dict[str, Any]:
+    def attributes(self, attributes: Mapping[str, Any], rank: int, devices: Sequence[str]) -> dict[str, Any]:
         """Return the attributes of a collective on a rank."""
-        dimension = own.get("dimension", DATA)
-        found = {**own, "dimension": dimension, "communicator": self.communicator(own, rank)}
-        if "sends" in own:
+        dimension = attributes.get("dimension", DATA)
+        result = {**attributes, "dimension": dimension, "communicator": self.communicator(attributes, rank)}
+        if "sends" in attributes:
             members = self.grid.members(dimension, rank)
-            found["sends"] = {devices[members[int(k)]]: nbytes for k, nbytes in own["sends"].items()}
-        if "peer" in own:
-            found["peer"] = devices[self.peer(own, rank)]
-        found["rank"] = {name: (place, self.grid.sizes[name]) for name, place in self.grid.at(rank).items()}
-        return found
+            result["sends"] = {devices[members[int(k)]]: nbytes for k, nbytes in attributes["sends"].items()}
+        if "peer" in attributes:
+            result["peer"] = devices[self.peer(attributes, rank)]
+        result["rank"] = {name: (index, self.grid.sizes[name]) for name, index in self.grid.at(rank).items()}
+        return result
 
-    def communicator(self, own: Mapping[str, Any], rank: int) -> str:
+    def communicator(self, attributes: Mapping[str, Any], rank: int) -> str:
         """Return the name of a collective's communicator on a rank."""
-        dimension, name = own.get("dimension", DATA), str(own["communicator"])
+        dimension, name = attributes.get("dimension", DATA), str(attributes["communicator"])
         return name if self.grid.groups(dimension) == 1 else f"{name} {self.grid.number(dimension, rank)}"
 
-    def peer(self, own: Mapping[str, Any], rank: int) -> int:
+    def peer(self, attributes: Mapping[str, Any], rank: int) -> int:
         """Return the rank to which a rank sends or from which it receives."""
-        return self.grid.members(own.get("dimension", DATA), rank)[int(own["peer"])]
+        return self.grid.members(attributes.get("dimension", DATA), rank)[int(attributes["peer"])]
 
 
 class OnRanks:
     """Base of rewrites that create ranks or change their programs; override `rewrite_ranks`."""
 
-    def rewrite_ranks(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, ranked: Ranked) -> Ranked:
         """Return the ranks after the rewrite."""
-        raise InputError(f"{type(self).__name__} must define rewrite_ranks(there)")
+        raise InputError(f"{type(self).__name__} must define rewrite_ranks(ranked)")
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph of all ranks after the rewrite."""
@@ -479,10 +479,10 @@ class OnRanks:
 
 def all_ranks(graph: Graph, *rewrites: OnRanks) -> Graph:
     """Return the graph of all ranks after several rewrites of the graph of one device."""
-    there = Ranked.of(graph)
+    ranked = Ranked.of(graph)
     for rewrite in rewrites:
-        there = rewrite.rewrite_ranks(there)
-    return there.graph()
+        ranked = rewrite.rewrite_ranks(ranked)
+    return ranked.graph()
 
 
 REPLICATE: Final = "replicate"
@@ -534,17 +534,17 @@ class DataParallel(OnRanks):
         """Return the program of a rank that sums its gradients with `n` - 1 others."""
         raise InputError(f"{type(self).__name__} must define step(graph, n)")
 
-    def rewrite_ranks(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, ranked: Ranked) -> Ranked:
         """Return replicas of all present ranks."""
-        of = copy(self)
-        of.ranks = replace(self.ranks, n=there.room(self.name, self.ranks))
-        assert of.ranks.n is not None
+        policy = copy(self)
+        policy.ranks = replace(self.ranks, n=ranked.room(self.name, self.ranks))
+        assert policy.ranks.n is not None
 
-        def program(one: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
-            of.pipeline_rank = at.get("pp", 0)
-            return of.step(one, len(grid.members(DATA)))
+        def program(one: Graph, grid: Grid, coords: Mapping[str, int]) -> Graph:
+            policy.pipeline_rank = coords.get("pp", 0)
+            return policy.step(one, len(grid.members(DATA)))
 
-        return there.multiply(of.sizes(of.ranks.n), program, names=of.ranks.names)
+        return ranked.multiply(policy.sizes(policy.ranks.n), program, names=policy.ranks.names)
 
     def whole(self, option: str, value: object, least: int = 1) -> int:
         """Return the value of an option that must be a whole number."""
@@ -581,15 +581,15 @@ class RankOrder(OnRanks):
         self.order = order
         self.devices = None if devices is None else Ranks.of("rank-order", devices, "devices").names
 
-    def rewrite_ranks(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, ranked: Ranked) -> Ranked:
         """Return the ranks, renumbered."""
-        old = there.grid
+        old = ranked.grid
         if old.ranks < 2:
-            name = there.programs[0].name
+            name = ranked.programs[0].name
             raise GraphError(f"graph {name!r} has no ranks; let the rewrites that make them come first")
         grid = old if self.order is None else old.reorder(read_order(self.order, tuple(old.sizes)))
         if self.devices is not None and len(self.devices) != grid.ranks:
             message = f"rank-order: devices: {len(self.devices)}, for {format_count(grid.ranks, 'rank')}"
             raise InputError(message, path=("devices",))
-        programs = [there.programs[old.rank(grid.at(r))] for r in range(grid.ranks)]
-        return Ranked(grid, programs, self.devices or there.devices, there.accelerators)
+        programs = [ranked.programs[old.rank(grid.at(r))] for r in range(grid.ranks)]
+        return Ranked(grid, programs, self.devices or ranked.devices, ranked.accelerators)

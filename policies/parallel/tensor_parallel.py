@@ -108,20 +108,20 @@ class RankWriter:
         self.moved: dict[str, str] = {}
         self.gathered: dict[tuple[str, bool], str] = {}
         self.last = ""
-        for name, given in self.old.externals.items():
+        for name, external in self.old.externals.items():
             self.state[name] = SPLIT if name in plan.split else WHOLE
-            nbytes = self.share(given.nbytes) if name in plan.split else given.nbytes
-            self.records.externals[name] = replace(given, nbytes=nbytes)
+            nbytes = self.share(external.nbytes) if name in plan.split else external.nbytes
+            self.records.externals[name] = replace(external, nbytes=nbytes)
         ops = plan.order
         self.parameters = [] if step is None else step.parameters
-        made = {each.gradient: each.name for each in self.parameters}
-        self.gradient_of = parts_of_gradients(self.old, made)
+        parameter_of = {parameter.gradient: parameter.name for parameter in self.parameters}
+        self.gradient_of = parts_of_gradients(self.old, parameter_of)
         """Gradient, or part of its sum → parameter."""
-        names = {each.update for each in self.parameters}
+        names = {parameter.update for parameter in self.parameters}
         columns = [plan.product[name] for name, role in plan.role.items() if role != "row"]
         self.input_of = {weight: data for data, weight in columns}
-        found = [each for each in ops if each.kind == "gather" and each.reads[0] in plan.split]
-        self.looked_up = {tensor for each in found for tensor in each.reads}
+        lookups = [record for record in ops if record.kind == "gather" and record.reads[0] in plan.split]
+        self.looked_up = {tensor for record in lookups for tensor in record.reads}
         for record in ops:
             if record.name not in names:
                 self.issue(record)
@@ -133,7 +133,7 @@ class RankWriter:
         """Return the bytes of a rank's part."""
         return -(-nbytes // self.t)
 
-    def of(self, tensor: str) -> str:
+    def state_of(self, tensor: str) -> str:
         """Return the state of a tensor on this rank; whole unless an op here has set it."""
         return self.state.get(tensor, WHOLE)
 
@@ -147,47 +147,47 @@ class RankWriter:
         positions = producer.kind == "gather" and len(producer.inputs) > 2  # positions are added to the whole
         scatter = self.sequence and not positions
         kind = "reduce_scatter" if scatter else "all_reduce"
-        kept = self.share(nbytes) if scatter else nbytes
+        size = self.share(nbytes) if scatter else nbytes
         beside = producer.phase not in (None, "F")
         name = f"{tensor}/{kind}"
-        self.moved[tensor] = self.collective(name, kind, tensor, nbytes, kept, producer, beside=beside)
+        self.moved[tensor] = self.collective(name, kind, tensor, nbytes, size, producer, beside=beside)
         self.state[tensor] = SEQUENCE if self.sequence else WHOLE
         if self.sequence and positions:  # copy some tokens (``scatter_to_sequence_parallel_region``)
-            name, kept = self.free(f"{tensor}/scatter"), self.share(nbytes)
-            made = producer.like(name, "slice", [self.moved[tensor]], [kept], bytes_read=kept)
-            made.attributes = {"stream": COMPUTE}
-            self.records.ops[name] = made
+            name, size = self.free(f"{tensor}/scatter"), self.share(nbytes)
+            record = producer.like(name, "slice", [self.moved[tensor]], [size], bytes_read=size)
+            record.attributes = {"stream": COMPUTE}
+            self.records.ops[name] = record
             self.moved[tensor] = name
         return self.moved[tensor]
 
     def whole(self, tensor: str, *, backward: bool, beside: bool = False) -> str:
         """Return the whole tensor, gathered if necessary."""
-        if self.of(tensor) == PART:
+        if self.state_of(tensor) == PART:
             self.reduce(tensor)
         source = self.moved.get(tensor, tensor)
-        if self.of(tensor) == WHOLE:
+        if self.state_of(tensor) == WHOLE:
             return source
         if (tensor, backward) not in self.gathered:
             producer = self.old.maker(tensor)
             again = backward and producer.phase in (None, "F")
             name = f"{tensor}/all_gather{'_again' if again else ''}"
             nbytes = self.old.nbytes(tensor)
-            of = replace(producer, phase="I") if again else producer
+            op = replace(producer, phase="I") if again else producer
             self.gathered[tensor, backward] = self.collective(
-                name, "all_gather", source, nbytes, nbytes, of, beside=beside
+                name, "all_gather", source, nbytes, nbytes, op, beside=beside
             )
         return self.gathered[tensor, backward]
 
     def collective(
-        self, name: str, kind: str, source: str, nbytes: int, kept: int, of: OpEntry, *, beside: bool = False
+        self, name: str, kind: str, source: str, nbytes: int, size: int, op: OpEntry, *, beside: bool = False
     ) -> str:
         """Write a collective; `beside`: on a stream that waits only for ops issued before."""
         name = self.free(name)
         after = [self.last] if beside and self.last != source else []
         where = {"communicator": STREAM, "dimension": "tp", "stream": STREAM if beside else COMPUTE}
-        made = exchange(of, name, kind, [source], nbytes, [kept], after=after, **where)
-        made.bytes_read = min(nbytes, self.records.nbytes(source))
-        self.records.ops[name] = made
+        record = exchange(op, name, kind, [source], nbytes, [size], after=after, **where)
+        record.bytes_read = min(nbytes, self.records.nbytes(source))
+        self.records.ops[name] = record
         return name
 
     # -- ops ------------------------------------------------------------------------------------
@@ -195,29 +195,29 @@ class RankWriter:
     def issue(self, record: OpEntry) -> None:
         """Write an op of forward or backward, with the communication before and after it."""
         tensors, pair = record.reads, data_and_weight(self.old, record)
-        states, whole = {self.of(tensor) for tensor in tensors}, dict.fromkeys(tensors, WHOLE)
+        states, whole = {self.state_of(tensor) for tensor in tensors}, dict.fromkeys(tensors, WHOLE)
         if record.kind in PRODUCTS and pair is not None and pair[1] in self.plan.split:
             self._with_weight(record, *pair)
         elif record.kind in PRODUCTS and pair is None and SPLIT not in states:
             # the gradient of a whole weight, or a product of two whole tensors
             tokens = states == {SEQUENCE} and record.name in self.gradient_of
             self.write(record, {} if tokens else whole, PART if tokens else WHOLE)
-        elif record.kind == "gather" and self.of(tensors[0]) == SPLIT:
+        elif record.kind == "gather" and self.state_of(tensors[0]) == SPLIT:
             self.write(record, {}, PART, share=False)
         elif self.gradient_of.get(record.name) in self.looked_up and record.kind not in (*PRODUCTS, *LINEAR):
-            own = self.gradient_of[record.name] in self.plan.split
-            self.write(record, whole, SPLIT if own else WHOLE)
+            is_split = self.gradient_of[record.name] in self.plan.split
+            self.write(record, whole, SPLIT if is_split else WHOLE)
         elif SPLIT in states:
             if record.kind in LOSSES:
                 self._loss(record, tensors[0])
-            self.write(record, {tensor: WHOLE for tensor in tensors if self.of(tensor) != SPLIT}, SPLIT)
+            self.write(record, {tensor: WHOLE for tensor in tensors if self.state_of(tensor) != SPLIT}, SPLIT)
         elif states == {PART} and record.kind in LINEAR:
             self.write(record, {}, PART, share=False)
         elif SEQUENCE in states or (PART in states and self.sequence):
             fits = record.kind in _TOKENWISE or (record.kind in PRODUCTS and pair is not None)
             if fits or record.kind == "embedding_grad":
                 self._sum_parts(record)
-                parts = [tensor for tensor in tensors if self.of(tensor) == PART]
+                parts = [tensor for tensor in tensors if self.state_of(tensor) == PART]
                 self.write(record, dict.fromkeys(parts, SEQUENCE), SEQUENCE)
             else:
                 self.write(record, whole, WHOLE)
@@ -233,8 +233,8 @@ class RankWriter:
             self.write(record, {data: needs}, PART if role == "row" else SPLIT)
             return
         x = self.input_of.get(weight)
-        if self.of(data) == SPLIT:  # the gradient of a column's input
-            if x is not None and self.of(x) == SEQUENCE:
+        if self.state_of(data) == SPLIT:  # the gradient of a column's input
+            if x is not None and self.state_of(x) == SEQUENCE:
                 self.whole(x, backward=True, beside=True)
             self.write(record, {}, PART)
         else:
@@ -242,16 +242,16 @@ class RankWriter:
 
     def _sum_parts(self, record: OpEntry) -> None:
         """Add up parts before summing over ranks, if an op adds them to tensors that are not parts."""
-        parts = [tensor for tensor in record.reads if self.of(tensor) == PART]
+        parts = [tensor for tensor in record.reads if self.state_of(tensor) == PART]
         if record.kind in _SUMS and 1 < len(parts) < len(record.inputs):
             nbytes = self.old.nbytes(parts[0])
             name = self.free(f"{record.name}/parts")
-            own = OpEntry(name, "add_n", [(part, 0) for part in parts], [], (nbytes,), phase=record.phase)
-            own.flops = (len(parts) - 1) * elements(nbytes, record.dtype)
-            own.bytes_read, own.bytes_written, own.dtype = len(parts) * nbytes, nbytes, record.dtype
-            own.attributes = {"stream": COMPUTE}
-            self.records.ops[name] = own
-            self.old.ops[name] = replace(own)
+            sum_ = OpEntry(name, "add_n", [(part, 0) for part in parts], [], (nbytes,), phase=record.phase)
+            sum_.flops = (len(parts) - 1) * elements(nbytes, record.dtype)
+            sum_.bytes_read, sum_.bytes_written, sum_.dtype = len(parts) * nbytes, nbytes, record.dtype
+            sum_.attributes = {"stream": COMPUTE}
+            self.records.ops[name] = sum_
+            self.old.ops[name] = replace(sum_)
             self.state[name] = PART
             self.reduce(name)
             record.inputs = [
@@ -266,8 +266,8 @@ class RankWriter:
         m = maker.attributes.get("m") if maker is not None else None
         if m is None:
             m = max(1, elements(self.old.nbytes(record.inputs[1][0]), "fp64"))  # labels are int64
-        for what in ("maximum", "predicted", "denominator"):
-            self.collective(f"{record.name}/{what}", "all_reduce", logits, 4 * m, 4 * m, record)
+        for quantity in ("maximum", "predicted", "denominator"):
+            self.collective(f"{record.name}/{quantity}", "all_reduce", logits, 4 * m, 4 * m, record)
 
     def write(self, record: OpEntry, needs: Mapping[str, str], makes: str, *, share: bool = True) -> None:
         """Write an op with required input states and an output state; `share`: does a share of the work."""
@@ -276,7 +276,7 @@ class RankWriter:
             source = self.moved.get(tensor, tensor)
             if needs.get(tensor) == WHOLE:
                 source = self.whole(tensor, backward=record.phase not in (None, "F"))
-            elif tensor in needs and self.of(tensor) == PART:
+            elif tensor in needs and self.state_of(tensor) == PART:
                 source = self.reduce(tensor)
             inputs.append((source, distance))
         share = share and makes != WHOLE
@@ -317,7 +317,7 @@ class RankWriter:
         """Return the bytes that an op reads of a tensor; if it outputs some tokens, only theirs."""
         nbytes = self.records.nbytes(source)
         is_data = tensor not in self.old.externals or tensor not in self.plan.trained
-        sliced = makes == SEQUENCE and self.of(tensor) == WHOLE and is_data
+        sliced = makes == SEQUENCE and self.state_of(tensor) == WHOLE and is_data
         return self.share(nbytes) if sliced else nbytes
 
     def _added_up(self, tensor: str) -> bool:
@@ -327,28 +327,28 @@ class RankWriter:
 
     def _attributes(self, record: OpEntry, makes: str) -> dict[str, object]:
         """Return the shape of a rank's part, by which a table of measurements is searched."""
-        found = dict(record.attributes)
+        shape = dict(record.attributes)
         usual = {SPLIT: ("heads", "kv_heads", "columns"), SEQUENCE: ("rows",)}
         names: tuple[str, ...] = usual.get(makes, ())
-        own = "batch" in found if record.kind in PRODUCTS else record.kind in ("softmax", "softmax_grad")
-        if makes == SPLIT and own:  # for scores, which are separate for each head
+        by_batch = "batch" in shape if record.kind in PRODUCTS else record.kind in ("softmax", "softmax_grad")
+        if makes == SPLIT and by_batch:  # for scores, which are separate for each head
             names = ("batch", "rows")
-        elif record.kind in PRODUCTS and "batch" not in found:
-            split = self.old.makers((tensor, 0) for tensor in record.reads if self.of(tensor) == SPLIT)
+        elif record.kind in PRODUCTS and "batch" not in shape:
+            split = self.old.makers((tensor, 0) for tensor in record.reads if self.state_of(tensor) == SPLIT)
             of_x = record.name in self.gradient_of and any(p.phase in (None, "F") for p in split)
             names = {SEQUENCE: ("m",), PART: ("k",)}.get(makes, ("m",) if of_x else ("n",))
         for name in names:
-            if name in found:
-                found[name] = -(-found[name] // self.t)
-        return found
+            if name in shape:
+                shape[name] = -(-shape[name] // self.t)
+        return shape
 
     def _finish(self, updates: Sequence[OpEntry]) -> None:
         """Sum all partial gradients in one all_reduce, then write the updates."""
         read_ = dict.fromkeys(chain.from_iterable(update.reads for update in updates))
         for tensor in read_:
-            if self.of(tensor) == SEQUENCE:  # the gradient of a parameter with a row per token
+            if self.state_of(tensor) == SEQUENCE:  # the gradient of a parameter with a row per token
                 self.moved[tensor] = self.whole(tensor, backward=True)
-        parts = [tensor for tensor in read_ if self.of(tensor) == PART]
+        parts = [tensor for tensor in read_ if self.state_of(tensor) == PART]
         if parts:
             sizes = [self.old.nbytes(tensor) for tensor in parts]
             total = sum(sizes)
@@ -358,13 +358,13 @@ class RankWriter:
             record.bytes_read = total
             self.moved |= {part: record.tensor(k) for k, part in enumerate(parts)}
         for update in updates:
-            weights = [each.name for each in self.parameters if each.update == update.name]
+            weights = [parameter.name for parameter in self.parameters if parameter.update == update.name]
             old = sum(self.old.externals[t].nbytes for t in weights)
             new = sum(self.records.externals[t].nbytes for t in weights)
             for tensor in update.reads:
                 if tensor in self.old.externals and tensor not in weights:
-                    given = self.old.externals[tensor]
-                    self.records.externals[tensor] = replace(given, nbytes=proportion(given.nbytes, new, old))
+                    state = self.old.externals[tensor]
+                    self.records.externals[tensor] = replace(state, nbytes=proportion(state.nbytes, new, old))
             self.records.ops[update.name] = replace(
                 update.scale(Fraction(new, old) if old else Fraction(1)),
                 inputs=[(self.moved.get(tensor, tensor), d) for tensor, d in update.inputs],
@@ -428,25 +428,25 @@ class TensorParallel(OnRanks):
         for pattern, role in self.split.items():
             one_of("tensor-parallel", f"split.{pattern}", role, ("column", "row"))
 
-    def rewrite_ranks(self, there: Ranked) -> Ranked:
+    def rewrite_ranks(self, ranked: Ranked) -> Ranked:
         """Return the ranks that split the layers."""
-        there.refuse(there.grid.sizes, "tensor-parallel comes before the other rewrites for ranks")
-        t = there.room("tensor-parallel", self.ranks)
-        return there.multiply({"tp": t}, self._program, names=self.ranks.names)
+        ranked.refuse(ranked.grid.sizes, "tensor-parallel comes before the other rewrites for ranks")
+        t = ranked.room("tensor-parallel", self.ranks)
+        return ranked.multiply({"tp": t}, self._program, names=self.ranks.names)
 
-    def _program(self, graph: Graph, grid: Grid, at: Mapping[str, int]) -> Graph:
+    def _program(self, graph: Graph, grid: Grid, coords: Mapping[str, int]) -> Graph:
         """Return the program of one rank."""
         records, t = read(graph), grid.sizes["tp"]
         step = None if OPTIMIZERS.keys().isdisjoint(graph.kinds) else TrainingStep(graph)
         plan = TensorPlan(records, records.in_order(graph), t, self.split, self.vocabulary)
         if not plan.role and not plan.split:
-            raise GraphError(f"graph {graph.name!r} has nothing that could be split{_tell_whole(plan.whole)}")
+            raise GraphError(f"graph {graph.name!r} has nothing that could be split{_list_whole(plan.whole)}")
         if plan.whole:
-            rest = f"tensor-parallel: {len(plan.whole)} of {len(plan.product)} products stay whole"
-            warnings.warn(WholeWarning(rest + _tell_whole(plan.whole)), stacklevel=2)
+            message = f"tensor-parallel: {len(plan.whole)} of {len(plan.product)} products stay whole"
+            warnings.warn(WholeWarning(message + _list_whole(plan.whole)), stacklevel=2)
         return write(RankWriter(plan, step, self.sequence and t > 1).records)
 
 
-def _tell_whole(whole: Mapping[str, str]) -> str:
-    shown = [f"{name!r}: {why}" for name, why in list(whole.items())[:3]]
-    return f" ({'; '.join(shown)}{'; ...' if len(whole) > 3 else ''})" if shown else ""
+def _list_whole(reasons: Mapping[str, str]) -> str:
+    examples = [f"{name!r}: {reason}" for name, reason in list(reasons.items())[:3]]
+    return f" ({'; '.join(examples)}{'; ...' if len(reasons) > 3 else ''})" if examples else ""

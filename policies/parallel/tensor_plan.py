@@ -90,18 +90,18 @@ class TensorPlan:
         self, records: Records, order: list[OpEntry], t: int, listed: Mapping[str, str], vocabulary: bool
     ) -> None:
         self.records, self.order, self.t = records, order, t
-        if any(each.kind in OPTIMIZERS for each in order) and all(each.phase is None for each in order):
+        if any(op.kind in OPTIMIZERS for op in order) and all(op.phase is None for op in order):
             raise GraphError(f"graph {records.name!r} does not say which ops are its forward (phase: F)")
-        self.forward = [each for each in order if each.phase in (None, "F") and each.kind not in OPTIMIZERS]
-        self.readers = group_pairs((tensor, each) for each in order for tensor, d in each.inputs if not d)
+        self.forward = [op for op in order if op.phase in (None, "F") and op.kind not in OPTIMIZERS]
+        self.readers = group_pairs((tensor, op) for op in order for tensor, d in op.inputs if not d)
         self.names = {record.name for record in self.forward}
         self.trained = set(records.parameters())
         """Parameters, and the tensors that depend on them."""
         for record in self.forward:
             if record.kind not in CUT and not self.trained.isdisjoint(record.reads):
                 self.trained.update(record.tensors)
-        found = {record.name: data_and_weight(records, record) for record in self.forward}
-        self.product = {name: pair for name, pair in found.items() if pair is not None}
+        pairs = {record.name: data_and_weight(records, record) for record in self.forward}
+        self.product = {name: pair for name, pair in pairs.items() if pair is not None}
         self.role: dict[str, str] = {}
         self.split: set[str] = set()
         self.whole: dict[str, str] = {}
@@ -129,21 +129,21 @@ class TensorPlan:
             return
         ahead = list(self._ahead(columns))
         rows = [name, *(op.name for op, tensor in ahead if tensor == self._data(op) and op.name != name)]
-        why = self._hinders(columns, ahead)
-        for each in (*columns, *rows):
-            why = why or self._uneven(each, "row" if each in rows else "column")
-        if why is None:
+        reason = self._hinders(columns, ahead)
+        for product in (*columns, *rows):
+            reason = reason or self._uneven(product, "row" if product in rows else "column")
+        if reason is None:
             self.role |= {**dict.fromkeys(columns, "column"), **dict.fromkeys(rows, "row")}
-            for each in (*columns, *rows):
-                self.whole.pop(each, None)
+            for product in (*columns, *rows):
+                self.whole.pop(product, None)
         else:
-            self.whole |= {each: why for each in (*columns, name) if each not in self.role}
+            self.whole |= {product: reason for product in (*columns, name) if product not in self.role}
 
     def _behind(self, tensor: str) -> Iterator[str]:
         """Yield the products with weights, not rows, from which local ops compute a tensor."""
-        left, seen = [tensor], set[str]()
-        while left:
-            producer = self.records.producer(left.pop())
+        stack, seen = [tensor], set[str]()
+        while stack:
+            producer = self.records.producer(stack.pop())
             if producer is None or producer.name in seen:
                 continue
             seen.add(producer.name)
@@ -151,14 +151,14 @@ class TensorPlan:
                 if self.role.get(producer.name, "column") == "column":
                     yield producer.name
             elif producer.kind in _LOCAL:
-                left += [source for source, distance in producer.inputs if not distance]
+                stack += [source for source, distance in producer.inputs if not distance]
 
     def _ahead(self, products: Sequence[str]) -> Iterator[tuple[OpEntry, str]]:
         """Yield the forward ops reached from products through local ops, with the tensor each reads."""
-        left = [self.records.ops[name] for name in products]
-        seen = {record.name for record in left}
-        while left:
-            record = left.pop()
+        stack = [self.records.ops[name] for name in products]
+        seen = {record.name for record in stack}
+        while stack:
+            record = stack.pop()
             for tensor in record.tensors:
                 for reader in self.readers.get(tensor, []):
                     if reader.name not in self.names:
@@ -167,7 +167,7 @@ class TensorPlan:
                     product = reader.name in self.product
                     if reader.kind in _LOCAL and not product and reader.name not in seen:
                         seen.add(reader.name)
-                        left.append(reader)
+                        stack.append(reader)
 
     def _data(self, record: OpEntry) -> str | None:
         return self.product[record.name][0] if record.name in self.product else None
@@ -175,7 +175,7 @@ class TensorPlan:
     def _hinders(self, columns: Sequence[str], ahead: Sequence[tuple[OpEntry, str]]) -> str | None:
         """Return why the outputs of columns cannot stay split up to the rows."""
         local = [reader for reader, _ in ahead if reader.name not in self.product]
-        made = {each.tensor(k) for each in local for k in range(len(each.outputs))} | {*columns}
+        split = {op.tensor(k) for op in local for k in range(len(op.outputs))} | {*columns}
         for reader, tensor in ahead:
             if tensor == self._data(reader):
                 if self.role.get(reader.name, "row") != "row":
@@ -186,7 +186,7 @@ class TensorPlan:
                 return f"{format_count(heads, 'head')} cannot be shared by {self.t} ranks"
             if reader in local:
                 for other, _ in reader.inputs:
-                    if other not in made and other in self.trained and other not in self.records.externals:
+                    if other not in split and other in self.trained and other not in self.records.externals:
                         return f"it meets {other!r}, which is not split"
         return None
 
@@ -217,35 +217,35 @@ class TensorPlan:
     def _take_listed(self, listed: Mapping[str, str]) -> None:
         """Take the roles that the user lists."""
         for pattern, role in listed.items():
-            found = list(filter(pattern_of(pattern, "split").search, self.product))
+            names = list(filter(pattern_of(pattern, "split").search, self.product))
             with error_path("split", pattern):
-                if not found:
+                if not names:
                     raise InputError(f"no product with a weight has a name that matches {pattern}")
-                for name in found:
+                for name in names:
                     if self.role.get(name, role) != role:
                         raise InputError(f"{name!r} is both a column and a row")
-                    if (why := self._uneven(name, role)) is not None:
-                        raise InputError(f"{name!r}: {why}")
+                    if (reason := self._uneven(name, role)) is not None:
+                        raise InputError(f"{name!r}: {reason}")
                     self.role[name] = role
         for name, role in self.role.items():
             columns = list(self._behind(self.product[name][0])) if role == "row" else [name]
-            if not any(self.role.get(each) == "column" for each in columns):
+            if not any(self.role.get(column) == "column" for column in columns):
                 raise InputError(f"no column leads to {name!r}", path=("split",))
 
     def _words(self, *, listed: bool) -> None:
         """Split heads and embedding tables by words."""
-        lookups = [each for each in self.forward if each.kind == "gather" and len(each.inputs) > 1]
-        tables = {each.name: each.reads[0] for each in lookups if self.records.is_parameter(each.reads[0])}
-        left = [] if listed else [name for name in self.product if name not in self.role]
-        heads = [name for name in left if self._is_head(name)]
+        lookups = [op for op in self.forward if op.kind == "gather" and len(op.inputs) > 1]
+        tables = {op.name: op.reads[0] for op in lookups if self.records.is_parameter(op.reads[0])}
+        unassigned = [] if listed else [name for name in self.product if name not in self.role]
+        heads = [name for name in unassigned if self._is_head(name)]
         weights = [self.product[name][1] for name in heads]
         for weight in dict.fromkeys((*weights, *tables.values())):
             users = {record.name for record in self.readers.get(weight, []) if record.name in self.names}
             even = elements(self.records.externals[weight].nbytes, None) % self.t == 0
             if users <= {*heads, *tables} and even:
                 self.split.add(weight)
-                own = [name for name in heads if self.product[name][1] == weight]
-                self.role |= dict.fromkeys(own, "head")
+                sharing = [name for name in heads if self.product[name][1] == weight]
+                self.role |= dict.fromkeys(sharing, "head")
             elif users & {*tables}:
                 self.whole |= dict.fromkeys(users & {*tables}, "not all ops that read its table can be split")
         for name in self.role:
@@ -256,7 +256,7 @@ class TensorPlan:
         if self.records.ops[name].attributes.get("n", 0) % self.t:
             return False
         for reader, _ in self._ahead([name]):
-            whole = [t for t in reader.reads if t in self.trained and t not in self.split]
-            if reader.kind not in (*LOSSES, *_VIEWS, "bias_add", "add") or len(whole) > 2:
+            unsplit = [t for t in reader.reads if t in self.trained and t not in self.split]
+            if reader.kind not in (*LOSSES, *_VIEWS, "bias_add", "add") or len(unsplit) > 2:
                 return False
         return True

@@ -83,12 +83,12 @@ class TrainingStep:
         self.finishing = {n for n in collectives if readers[n] and all(map(_may_update, readers[n]))}
         """The collectives that compute gradients read only by updates."""
         trained = self._trained_parameters()
-        self.updates = [each for last in (self.finishing, trained) for each in order if each.name in last]
-        at_the_end = {each.name for each in self.updates}
-        self.work = [each for each in order if each.name not in at_the_end]
-        found = {each.name: each for name in trained for each in trained[name]}
-        self.parameters = [found[name] for name in self.records.externals if name in found]
-        if not found and not forward:
+        self.updates = [op for last in (self.finishing, trained) for op in order if op.name in last]
+        at_the_end = {update.name for update in self.updates}
+        self.work = [op for op in order if op.name not in at_the_end]
+        parameters = {parameter.name: parameter for name in trained for parameter in trained[name]}
+        self.parameters = [parameters[name] for name in self.records.externals if name in parameters]
+        if not parameters and not forward:
             message = "updates no parameter; let the rewrite training come first"
             raise GraphError(f"graph {graph.name!r} {message}")
 
@@ -99,22 +99,22 @@ class TrainingStep:
         Consecutive ops that compute only such gradients from a shared one (those of a product's
         weight and bias) are one autograd node: hooks run when the node ends.
         """
-        gradients = frozenset(each.gradient for each in self.parameters)
-        found: dict[str, int] = {}
-        place, node = 0, frozenset[str]()
+        gradients = frozenset(parameter.gradient for parameter in self.parameters)
+        ready: dict[str, int] = {}
+        index, node = 0, frozenset[str]()
         for k in reversed(range(len(self.work))):
-            made, read = self.work[k].tensors, frozenset(self.work[k].reads) - self.records.externals.keys()
-            alone = gradients.issuperset(made)
-            if not (alone and node & read):
-                place = k
-            node = read if alone else frozenset()
-            found.update((tensor, place) for tensor in made if tensor in gradients)
-        return found
+            writes, read = self.work[k].tensors, frozenset(self.work[k].reads) - self.records.externals.keys()
+            only_gradients = gradients.issuperset(writes)
+            if not (only_gradients and node & read):
+                index = k
+            node = read if only_gradients else frozenset()
+            ready.update((tensor, index) for tensor in writes if tensor in gradients)
+        return ready
 
     def in_ready_order(self) -> list[Parameter]:
         """Return the parameters in the order in which gradients become ready, those of a node reversed."""
         last_first = self.parameters[::-1]
-        return sorted(last_first, key=lambda each: self.ready_at[each.gradient])
+        return sorted(last_first, key=lambda parameter: self.ready_at[parameter.gradient])
 
     def own_gradient(self, parameter: Parameter) -> str:
         """Return the micro-batch's own gradient of a parameter, before it is added up."""
@@ -128,21 +128,21 @@ class TrainingStep:
 
         Such an op reads as many gradients as parameters, in the same order; what only it reads is its state.
         """
-        records, found = self.records, dict[str, list[Parameter]]()
+        records, trained = self.records, dict[str, list[Parameter]]()
         elsewhere = {t for record in records.ops.values() if not _may_update(record) for t in record.reads}
         for record in filter(_may_update, records.ops.values()):
             tensors = list(dict.fromkeys(tensor for tensor, distance in record.inputs if not distance))
             gradients = [tensor for tensor in tensors if records.producer(tensor) is not None]
-            own = [tensor for tensor in tensors if tensor in elsewhere and records.is_parameter(tensor)]
-            if len(own) != len(gradients):
+            weights = [tensor for tensor in tensors if tensor in elsewhere and records.is_parameter(tensor)]
+            if len(weights) != len(gradients):
                 continue
-            for name, gradient in zip(own, gradients, strict=True):
+            for name, gradient in zip(weights, gradients, strict=True):
                 n, maker = elements(records.externals[name].nbytes, record.dtype), records.maker(gradient)
                 if maker.name in self.finishing:
                     gradient = maker.reads[maker.tensors.index(gradient)]
-                made = Parameter(name, gradient, record.name, records.nbytes(gradient), n, record.dtype)
-                found.setdefault(record.name, []).append(made)
-        return found
+                parameter = Parameter(name, gradient, record.name, records.nbytes(gradient), n, record.dtype)
+                trained.setdefault(record.name, []).append(parameter)
+        return trained
 
 
 def refuse_several_devices(graph: Graph, *, of_rank: bool = False) -> None:
@@ -153,17 +153,17 @@ def refuse_several_devices(graph: Graph, *, of_rank: bool = False) -> None:
     GraphError
         If it has control flow or several devices, or communicators other than a rank's dimensions.
     """
-    of = f"graph {graph.name!r}"
+    title = f"graph {graph.name!r}"
     if has_control_flow(graph):
-        raise GraphError(f"{of} has control flow; what ranks exchange must be known before time 0")
+        raise GraphError(f"{title} has control flow; what ranks exchange must be known before time 0")
     for op in graph.in_communicators:
-        given = graph.attributes[op]
-        if not of_rank or "rank" in given or "dimension" not in given:
-            message = f"{of} has communicators already; ranks are made once, by rewrites in a row"
+        attributes = graph.attributes[op]
+        if not of_rank or "rank" in attributes or "dimension" not in attributes:
+            message = f"{title} has communicators already; ranks are made once, by rewrites in a row"
             raise GraphError(message).about(graph.op_names[op])
     pins = sorted({graph.pins[code] for code in set(graph.pin_code.tolist()) - {UNSET}})
     if len(pins) > 1:
-        raise GraphError(f"{of} is on several devices ({', '.join(pins[:5])}); every rank runs all of it")
+        raise GraphError(f"{title} is on several devices ({', '.join(pins[:5])}); every rank runs all of it")
 
 
 LINEAR: Final = frozenset({"add_n", "add", "identity", "reshape", "cast", "transpose"})
@@ -179,19 +179,19 @@ def parts_of_gradients(records: Records, gradients: Mapping[str, str]) -> dict[s
     gradients : mapping of str to str
         Gradient → parameter.
     """
-    found: dict[str, str] = {}
+    parameter_of: dict[str, str] = {}
     readers = group_pairs((tensor, record) for record in records.ops.values() for tensor in record.reads)
-    left = list(gradients.items())
-    while left:
-        tensor, parameter = left.pop()
+    stack = list(gradients.items())
+    while stack:
+        tensor, parameter = stack.pop()
         users = [record for record in readers[tensor] if not _may_update(record)]
         collectives = [record for record in users if "communicator" in record.attributes]
-        if all(record.name in found for record in users if record not in collectives):
-            found[tensor] = parameter
+        if all(record.name in parameter_of for record in users if record not in collectives):
+            parameter_of[tensor] = parameter
             producer = records.producer(tensor)
             if producer is not None and producer.kind in LINEAR:
-                left += [(source, parameter) for source in producer.reads]
-    return found
+                stack += [(source, parameter) for source in producer.reads]
+    return parameter_of
 
 
 def _may_update(record: OpEntry) -> bool:
@@ -232,7 +232,7 @@ class Module:
     @property
     def names(self) -> list[str]:
         """The names of the parameters."""
-        return [each.name for each in self.parameters]
+        return [parameter.name for parameter in self.parameters]
 
 
 class Modules:
@@ -274,34 +274,34 @@ class Modules:
             raise GraphError(f"graph {step.records.name!r} does not say which ops are its forward (phase: F)")
         self.turn = len(phases) - phases[::-1].index("F")
         self.of_parameter: dict[str, str] = {}
-        trained = {each.name for each in step.parameters}
+        trained = {parameter.name for parameter in step.parameters}
         for record in step.work[: self.turn]:
             for tensor in (tensor for tensor in record.reads if tensor in trained):
-                own = self._match(record) if self.pattern else self.of_parameter.get(tensor, record.name)
-                if self.of_parameter.setdefault(tensor, own) != own:
-                    both = f"{self.of_parameter[tensor]} and {own}"
-                    raise GraphError(f"parameter {tensor!r} is read in {both}; wrap them together")
+                owner = self._match(record) if self.pattern else self.of_parameter.get(tensor, record.name)
+                if self.of_parameter.setdefault(tensor, owner) != owner:
+                    owners = f"{self.of_parameter[tensor]} and {owner}"
+                    raise GraphError(f"parameter {tensor!r} is read in {owners}; wrap them together")
         self.of_gradient = {
-            gradient: self.of_parameter.get(each.name, ROOT)
-            for each in step.parameters
-            for gradient in (each.gradient, step.own_gradient(each))
+            gradient: self.of_parameter.get(parameter.name, ROOT)
+            for parameter in step.parameters
+            for gradient in (parameter.gradient, step.own_gradient(parameter))
         }
-        found = {ROOT: Module(ROOT)}
-        for place, record in enumerate(step.work):
+        modules = {ROOT: Module(ROOT)}
+        for index, record in enumerate(step.work):
             name = self._of(record)
             if name is not None:
-                module = found.setdefault(name, Module(name))
-                (module.forward if place < self.turn else module.backward).append(place)
-        for each in step.parameters:
-            found[self.of_parameter.get(each.name, ROOT)].parameters.append(each)
-        self.all = [module for module in found.values() if module.parameters]
+                module = modules.setdefault(name, Module(name))
+                (module.forward if index < self.turn else module.backward).append(index)
+        for parameter in step.parameters:
+            modules[self.of_parameter.get(parameter.name, ROOT)].parameters.append(parameter)
+        self.all = [module for module in modules.values() if module.parameters]
         if wrap is not None and {module.name for module in self.all} <= {ROOT}:
             raise InputError(f"no op that reads a parameter has a name that matches {wrap}", path=("wrap",))
-        for place, record in enumerate(step.work[self.turn :], start=self.turn):
+        for index, record in enumerate(step.work[self.turn :], start=self.turn):
             for producer in step.records.makers(record.inputs):
                 name = self._of(producer) if producer.phase != "F" else None
-                if name is not None and name in found and place not in found[name].backward:
-                    found[name].gives_on = True
+                if name is not None and name in modules and index not in modules[name].backward:
+                    modules[name].gives_on = True
         for module in self.all:
             module.name = module.name.removeprefix(f"micro{number}/")
         self.named = {module.name: module for module in self.all}
@@ -318,9 +318,9 @@ class Modules:
 
     def _of(self, record: OpEntry) -> str | None:
         """Return the module of an op; None: it has none."""
-        made = (self.of_gradient[tensor] for tensor in record.tensors if tensor in self.of_gradient)
+        by_gradient = (self.of_gradient[tensor] for tensor in record.tensors if tensor in self.of_gradient)
         read = (self.of_parameter[tensor] for tensor in record.reads if tensor in self.of_parameter)
-        return next(made, None) or (self._match(record) if self.pattern else next(read, None))
+        return next(by_gradient, None) or (self._match(record) if self.pattern else next(read, None))
 
 
 def pattern_of(wrap: str, option: str = "wrap") -> re.Pattern[str]:
@@ -354,8 +354,8 @@ COMPUTE: Final = "compute"
 
 def on_compute(record: OpEntry) -> dict[str, Any]:
     """Return the attributes of an op, with the compute stream unless it is a collective on another one."""
-    own = record.attributes.get("stream") if "communicator" in record.attributes else None
-    return {**record.attributes, "stream": own or COMPUTE}
+    stream = record.attributes.get("stream") if "communicator" in record.attributes else None
+    return {**record.attributes, "stream": stream or COMPUTE}
 
 
 class HostProgram:
@@ -418,31 +418,31 @@ class HostProgram:
         record.attributes = {"stream": stream, **attributes}
         self.records.ops[record.name] = record
 
-    def add_parts(self, prefix: str, gradients: Sequence[Parameter], made: str, n: int, stream: str) -> str:
-        """Add the outputs of op `made`, a rank's parts of gradients, to those of earlier micro-batches.
+    def add_parts(self, prefix: str, gradients: Sequence[Parameter], source: str, n: int, stream: str) -> str:
+        """Add the outputs of op `source`, a rank's parts of gradients, to those of earlier micro-batches.
 
-        Return the last op: `made` in the first micro-batch. An adding op has the name of the one that it
+        Return the last op: `source` in the first micro-batch. An adding op has the name of the one that it
         replaces, which adds whole gradients.
         """
-        last = made
-        for k, each in enumerate(gradients):
-            part, before = output_name(made, k), self.parts.get(each.name)
+        last = source
+        for k, parameter in enumerate(gradients):
+            part, before = output_name(source, k), self.parts.get(parameter.name)
             if before is not None:
-                last = f"{prefix}{each.name}/accumulate"
-                sizes = (shard_nbytes(each, n),)
-                record = OpEntry(last, "add", _edges([before, part]), [], sizes, dtype=each.dtype)
-                record.flops = -(-each.elements // n)
+                last = f"{prefix}{parameter.name}/accumulate"
+                sizes = (shard_nbytes(parameter, n),)
+                record = OpEntry(last, "add", _edges([before, part]), [], sizes, dtype=parameter.dtype)
+                record.flops = -(-parameter.elements // n)
                 self._write(record, stream, {})
-            self.parts[each.name] = part if before is None else last
+            self.parts[parameter.name] = part if before is None else last
         return last
 
     def shard(self, n: int, *, parameters: bool = True) -> None:
         """Reduce states, and `parameters`, to 1/`n` per rank; scale the updates likewise."""
-        whole = set() if parameters else {each.name for each in self.step.parameters}
+        unsharded = set() if parameters else {parameter.name for parameter in self.step.parameters}
         for name in dict.fromkeys(tensor for update in self.updates for tensor in update.reads):
-            if name in self.records.externals and name not in whole:
-                given = self.records.externals[name]
-                self.records.externals[name] = replace(given, nbytes=-(-given.nbytes // n))
+            if name in self.records.externals and name not in unsharded:
+                external = self.records.externals[name]
+                self.records.externals[name] = replace(external, nbytes=-(-external.nbytes // n))
         self.updates = [
             replace(
                 update.part(Fraction(1, n)),
@@ -458,7 +458,7 @@ class HostProgram:
     def update(self, after: str | None, gradients: dict[str, str] | None = None) -> None:
         """Issue the updates after an op; they read `gradients` in place of the step's, by default `parts`."""
         if gradients is None:
-            gradients = {each.gradient: self.parts[each.name] for each in self.step.parameters}
+            gradients = {parameter.gradient: self.parts[parameter.name] for parameter in self.step.parameters}
         self.instead = gradients
         for update in self.updates:
             self.compute(update, after=[after])
@@ -469,7 +469,7 @@ class HostProgram:
 
 
 def exchange(
-    of: OpEntry,
+    op: OpEntry,
     name: str,
     kind: str,
     reads: Iterable[str],
@@ -479,14 +479,14 @@ def exchange(
     after: Iterable[str | Edge | None] = (),
     **attributes: Any,
 ) -> OpEntry:
-    """Return a collective related to op `of`, with `nbytes` as the collective counts them."""
-    made = of.like(name, kind, dict.fromkeys(reads), outputs, after=_edges(after), bytes_read=nbytes)
-    made.attributes = {"stream": COMPUTE, "nbytes": nbytes, **attributes}
-    return made
+    """Return a collective related to op `op`, with `nbytes` as the collective counts them."""
+    record = op.like(name, kind, dict.fromkeys(reads), outputs, after=_edges(after), bytes_read=nbytes)
+    record.attributes = {"stream": COMPUTE, "nbytes": nbytes, **attributes}
+    return record
 
 
-def _edges(given: Iterable[str | Edge | None]) -> list[Edge]:
-    return [each if isinstance(each, tuple) else (each, 0) for each in given if each is not None]
+def _edges(edges: Iterable[str | Edge | None]) -> list[Edge]:
+    return [edge if isinstance(edge, tuple) else (edge, 0) for edge in edges if edge is not None]
 
 
 def _sum_of_parts(sum_: OpEntry, n: int) -> OpEntry:

@@ -96,14 +96,14 @@ class ZeroOne(DataParallel):
 class _Summing:
     """The host of a rank in stages 1 and 2."""
 
-    def __init__(self, of: ZeroOne, step: TrainingStep, n: int) -> None:
-        self.of, self.step, self.n = of, step, n
-        self.program = HostProgram(step, f"ZeRO {of.stage}")
+    def __init__(self, policy: ZeroOne, step: TrainingStep, n: int) -> None:
+        self.policy, self.step, self.n = policy, step, n
+        self.program = HostProgram(step, f"ZeRO {policy.stage}")
         self.program.shard(n, parameters=False)
-        if of.stage == 2:
+        if policy.stage == 2:
             refuse_pipelines(step, "zero-2")
-        self.batches = micro_batches(step) if of.stage == 2 else [step]
-        self.buckets = [[each.name for each in bucket] for bucket in of.buckets(self.batches[0])]
+        self.batches = micro_batches(step) if policy.stage == 2 else [step]
+        self.buckets = [[param.name for param in bucket] for bucket in policy.buckets(self.batches[0])]
         self.gradients: dict[str, str] = {}
         """Parameter → its gradient so far: of this micro-batch, or the sum of all so far."""
         self.last: str | None = None
@@ -113,58 +113,58 @@ class _Summing:
         """Issue the whole step."""
         for k, batch in enumerate(self.batches):
             self.micro_batch(k, batch)
-        made = {each.gradient: self.gradients[each.name] for each in self.step.parameters}
-        self.program.update(self.last, made)
+        gradients = {parameter.gradient: self.gradients[parameter.name] for parameter in self.step.parameters}
+        self.program.update(self.last, gradients)
         self.gather()
         return self.program.graph()
 
     def micro_batch(self, k: int, batch: TrainingStep) -> None:
         """Issue a forward and a backward with their sums."""
-        kept, self.gradients = self.gradients, {each.name: each.gradient for each in batch.parameters}
+        earlier, self.gradients = self.gradients, {param.name: param.gradient for param in batch.parameters}
         full: dict[int, list[int]] = {}  # place of an op → buckets that are full once it has run
-        if self.of.stage == 2 or self.of.overlap:
+        if self.policy.stage == 2 or self.policy.overlap:
             begins = [batch.ready_at[self.gradients[bucket[0]]] for bucket in self.buckets]
-            full = group_pairs((place, bucket) for bucket, place in enumerate(begins[1:]))
-        for place, record in enumerate(batch.work):
+            full = group_pairs((index, bucket) for bucket, index in enumerate(begins[1:]))
+        for index, record in enumerate(batch.work):
             self.program.compute(record, after=[self.wait])
             self.wait = None
-            for bucket in full.get(place, ()):
+            for bucket in full.get(index, ()):
                 self.wait, self.last = self.last, self.reduce(bucket, k, record.name)
         for bucket in range(sum(map(len, full.values())), len(self.buckets)):
             self.last = self.reduce(bucket, k, batch.work[-1].name)
         if len(self.batches) > 1:
-            self.keep_part(kept, k)
+            self.keep_part(earlier, k)
 
     def reduce(self, bucket: int, k: int, after: str) -> str:
         """Sum a bucket over the ranks after an op."""
         names = self.buckets[bucket]
-        gradients = [self.gradients[each] for each in names]
+        gradients = [self.gradients[parameter] for parameter in names]
         sizes = [self.program.records.nbytes(gradient) for gradient in gradients]
-        where = {"stream": "reduce" if self.of.overlap else COMPUTE, "communicator": GROUP}
+        where = {"stream": "reduce" if self.policy.overlap else COMPUTE, "communicator": GROUP}
         name = f"micro{k}/reduce{bucket}" if len(self.batches) > 1 else f"reduce{bucket}"
         name = self.program.add(name, "all_reduce", gradients, sizes, after=[after], **where)
-        self.gradients |= {each: output_name(name, i) for i, each in enumerate(names)}
+        self.gradients |= {parameter: output_name(name, i) for i, parameter in enumerate(names)}
         return name
 
-    def keep_part(self, kept: Mapping[str, str], k: int) -> None:
+    def keep_part(self, earlier: Mapping[str, str], k: int) -> None:
         """Keep a rank's part of the sums and free the rest; later parts are added to the first."""
         parameters = self.step.parameters
-        summed = [kept, self.gradients] if k else [self.gradients]
-        reads = [gradients[each.name] for gradients in summed for each in parameters]
-        parts = [shard_nbytes(each, self.n) for each in parameters]
+        summed = [earlier, self.gradients] if k else [self.gradients]
+        reads = [gradients[parameter.name] for gradients in summed for parameter in parameters]
+        parts = [shard_nbytes(parameter, self.n) for parameter in parameters]
         self.last = self.program.add(f"micro{k}/keep_part", "add_n" if k else "copy", reads, parts)
         record = self.program.records.ops[self.last]
         record.bytes_read = sum(parts) * (2 if k else 1)
-        record.flops = sum(-(-each.elements // self.n) for each in parameters) if k else 0
+        record.flops = sum(-(-parameter.elements // self.n) for parameter in parameters) if k else 0
         record.dtype = parameters[0].dtype
-        self.gradients = {each.name: output_name(self.last, i) for i, each in enumerate(parameters)}
+        self.gradients = {parameter.name: output_name(self.last, i) for i, parameter in enumerate(parameters)}
 
     def gather(self) -> None:
         """Gather the updated parameters, in as many pieces as they contain whole buckets."""
-        step, n, most = self.step, self.n, self.of.bucket_size
-        part = -(-sum(each.elements for each in step.parameters) // n)
-        nbytes = max(each.nbytes // max(1, each.elements) for each in step.parameters)
-        pieces = max(1, part * n // most)
+        step, n, limit = self.step, self.n, self.policy.bucket_size
+        part = -(-sum(parameter.elements for parameter in step.parameters) // n)
+        nbytes = max(parameter.nbytes // max(1, parameter.elements) for parameter in step.parameters)
+        pieces = max(1, part * n // limit)
         after = [update.name for update in step.updates]
         for k in range(pieces):
             size = part // pieces if k < pieces - 1 else part - (pieces - 1) * (part // pieces)
@@ -280,7 +280,7 @@ class Coordinator:
     def __init__(self, visits: Sequence[Sequence[str]], elements: Mapping[str, int], limits: Limits) -> None:
         self.visits, self.elements, self.limits = visits, elements, limits
         self.reset()
-        self.kept = {each for each, size in elements.items() if size <= limits.persistence}
+        self.kept = {name for name, size in elements.items() if size <= limits.persistence}
         self.available = set(self.kept)
         self.in_flight: dict[str, list[str]] = {}
         """Parameter → all parameters gathered with it."""
@@ -288,7 +288,7 @@ class Coordinator:
 
     def reset(self) -> None:
         """Restart the visits, as each forward does, keeping the parameters that are present."""
-        self.queue = deque((each, visit) for visit, module in enumerate(self.visits) for each in module)
+        self.queue = deque((name, visit) for visit, module in enumerate(self.visits) for name in module)
         self.entered = 0
         self.fetched_for: dict[str, int] = {}
 
@@ -297,62 +297,62 @@ class Coordinator:
         module = self.visits[self.entered]
         missing = self._gather(module)
         arrived = []
-        for each in module:
-            if each in self.in_flight:
-                together = self.in_flight[each]
+        for name in module:
+            if name in self.in_flight:
+                together = self.in_flight[name]
                 arrived.append(together)
                 self.available.update(together)
                 for one in together:
                     del self.in_flight[one]
         ahead: list[str] = []
         if not self.limits.first_step:
-            own = {each for each in module if self._last_visit(each) < self.entered}
-            while self.queue and own:
-                each, visit = self.queue.popleft()
-                self.fetched_for[each] = visit
-                own.discard(each)
+            pending = {name for name in module if self._last_visit(name) < self.entered}
+            while self.queue and pending:
+                name, visit = self.queue.popleft()
+                self.fetched_for[name] = visit
+                pending.discard(name)
             ahead = self._gather_ahead()
         self.entered += 1
         return Fetch(missing, arrived, ahead)
 
     def release(self, module: Sequence[str]) -> None:
         """Leave a module."""
-        held = set(self.kept)
+        kept = set(self.kept)
         if not self.limits.first_step:
-            held |= {each for each in module if self._last_visit(each) > self.entered}
+            kept |= {name for name in module if self._last_visit(name) > self.entered}
             traversed = 0
             for coming in self.visits[self.entered :]:
                 if traversed >= self.limits.reuse:
                     break
-                held.update(coming)
+                kept.update(coming)
                 traversed += self._size(coming)
-        for each in module:
-            if each not in held and each in self.available:
-                self.available.remove(each)
-                self.live -= self.elements[each]
+        for name in module:
+            if name not in kept and name in self.available:
+                self.available.remove(name)
+                self.live -= self.elements[name]
 
     def _gather_ahead(self) -> list[str]:
-        most = min(self.limits.max_live - self.live, self.limits.prefetch)
+        limit = min(self.limits.max_live - self.live, self.limits.prefetch)
         ahead: list[str] = []
-        while self.queue and self._size(ahead) < most:
-            each, visit = self.queue.popleft()
-            self.fetched_for[each] = max(self._last_visit(each), visit)
-            if self._is_missing(each) and each not in ahead:
-                ahead.append(each)
+        while self.queue and self._size(ahead) < limit:
+            name, visit = self.queue.popleft()
+            self.fetched_for[name] = max(self._last_visit(name), visit)
+            if self._is_missing(name) and name not in ahead:
+                ahead.append(name)
         return self._gather(ahead)
 
     def _gather(self, parameters: Sequence[str]) -> list[str]:
-        missing = [each for each in parameters if self._is_missing(each)]
+        missing = [name for name in parameters if self._is_missing(name)]
         self.live += self._size(missing)
         self.in_flight |= dict.fromkeys(missing, missing)
         return missing
 
-    def _last_visit(self, each: str) -> int:
+    def _last_visit(self, name: str) -> int:
         """Return the last visit for which a parameter was fetched."""
-        return self.fetched_for.get(each, -1)
+        return self.fetched_for.get(name, -1)
 
-    def _is_missing(self, each: str) -> bool:
-        return each not in self.available and each not in self.in_flight
+    def _is_missing(self, name: str) -> bool:
+        return name not in self.available and name not in self.in_flight
 
     def _size(self, parameters: Sequence[str]) -> int:
         return sum(map(self.elements.__getitem__, parameters))
@@ -425,28 +425,28 @@ class ZeroThree(DataParallel):
 class _Gathering:
     """The host of a rank in stage 3, which writes the coordinator's decisions as ops."""
 
-    def __init__(self, of: ZeroThree, step: TrainingStep, n: int) -> None:
-        self.of, self.step, self.n = of, step, n
+    def __init__(self, policy: ZeroThree, step: TrainingStep, n: int) -> None:
+        self.policy, self.step, self.n = policy, step, n
         self.program = HostProgram(step, "ZeRO 3")
         self.program.shard(n)
         refuse_pipelines(step, "zero-3")
         self.batches = micro_batches(step)
-        self.persistent = [each for each in step.parameters if each.elements <= of.limits.persistence]
+        self.persistent = [param for param in step.parameters if param.elements <= policy.limits.persistence]
         """Parameters that are always present."""
-        for each in self.persistent:
-            self.program.records.externals[each.name] = step.records.externals[each.name]
-        self.parameters = {each.name: each for each in step.parameters}
-        entered = _modules_entered(Modules(self.batches[0], of.wrap))
-        visits = [entered[place].names for place in sorted(entered)]
-        sizes = {each.name: each.elements for each in step.parameters}
-        self.coordinator = Coordinator(visits, sizes, of.limits)
+        for param in self.persistent:
+            self.program.records.externals[param.name] = step.records.externals[param.name]
+        self.parameters = {param.name: param for param in step.parameters}
+        entered = _modules_entered(Modules(self.batches[0], policy.wrap))
+        visits = [entered[index].names for index in sorted(entered)]
+        sizes = {param.name: param.elements for param in step.parameters}
+        self.coordinator = Coordinator(visits, sizes, policy.limits)
         self.handle: dict[str, str] = {}
         """Parameter → the op that gathers it."""
         self.gathers = 0
         self.stream_end: str | Edge | None = None
         """The last op on the all_gather stream."""
         self.reduced: str | None = None
-        self.over: str | None = None
+        self.first_after: str | None = None
         """Dependency of a micro-batch's first gather: the host's wait at the end of the previous one."""
 
     def run(self) -> Graph:
@@ -455,7 +455,7 @@ class _Gathering:
             self.micro_batch(k, batch)
         self.program.update(self.reduced)
         if self.persistent:
-            shard = sum(shard_nbytes(each, self.n) for each in self.persistent)
+            shard = sum(shard_nbytes(parameter, self.n) for parameter in self.persistent)
             updates = [update.name for update in self.program.updates]
             gathered: dict[str, Any] = {"communicator": GROUP, "nbytes": self.n * shard}
             self.program.add("persistent/all_gather", "all_gather", [], [], after=updates, **gathered)
@@ -463,43 +463,43 @@ class _Gathering:
 
     def micro_batch(self, k: int, batch: TrainingStep) -> None:
         """Issue a forward and a backward; gradients are reduced in each."""
-        modules = Modules(batch, self.of.wrap)
+        modules = Modules(batch, self.policy.wrap)
         enter, leave = _modules_entered(modules), _modules_entered(modules, -1)
         self.prefix = f"micro{k}/" if len(self.batches) > 1 else ""
-        self.over = over = self.reduced
+        self.first_after = previous = self.reduced
         if k:
-            self.coordinator.limits = replace(self.of.limits, first_step=False)
+            self.coordinator.limits = replace(self.policy.limits, first_step=False)
             self.coordinator.reset()
-        buckets = never_overflowing(batch.in_ready_order(), self.of.reduce_bucket)
+        buckets = never_overflowing(batch.in_ready_order(), self.policy.reduce_bucket)
         full = group_pairs((batch.ready_at[after[0].gradient], k) for k, after in enumerate(buckets[1:]))
-        for place, record in enumerate(batch.work):
-            wait = self.fetch() if place in enter else None
-            self.program.compute(record, after=[wait, None if place else over])
-            for bucket in full.get(place, ()):
+        for index, record in enumerate(batch.work):
+            wait = self.fetch() if index in enter else None
+            self.program.compute(record, after=[wait, None if index else previous])
+            for bucket in full.get(index, ()):
                 self.reduce(bucket, buckets[bucket])
-            if place in leave:
-                self.coordinator.release(leave[place].names)
+            if index in leave:
+                self.coordinator.release(leave[index].names)
         self.reduce(len(buckets) - 1, buckets[-1])
 
     def fetch(self) -> str | Edge | None:
         """Enter a module; return the op that it waits for."""
-        found = self.coordinator.fetch()
-        self.gather(found.missing)
-        for together in found.arrived:
+        fetched = self.coordinator.fetch()
+        self.gather(fetched.missing)
+        for together in fetched.arrived:
             self.concatenate(together)
         waited = self.stream_end
-        self.gather(found.ahead)
+        self.gather(fetched.ahead)
         return waited
 
     def gather(self, names: Sequence[str]) -> None:
         """Launch one all_gather."""
         if not names:
             return
-        shard = sum(shard_nbytes(self.parameters[each], self.n) for each in names)
-        first = (self.program.updates[-1].name, 1) if self.stream_end is None else self.over
-        self.over = None
+        shard = sum(shard_nbytes(self.parameters[param], self.n) for param in names)
+        first = (self.program.updates[-1].name, 1) if self.stream_end is None else self.first_after
+        self.first_after = None
         name = f"all_gather{self.gathers}"
-        where = {"stream": "all_gather" if self.of.overlap else COMPUTE, "communicator": GROUP}
+        where = {"stream": "all_gather" if self.policy.overlap else COMPUTE, "communicator": GROUP}
         name = self.program.add(name, "all_gather", names, [self.n * shard], after=[first], **where)
         self.gathers += 1
         self.stream_end = name
@@ -507,18 +507,18 @@ class _Gathering:
 
     def concatenate(self, together: Sequence[str]) -> None:
         """Turn data gathered in one piece into parameters."""
-        name, sizes = self.handle[together[0]], [self.parameters[each].nbytes for each in together]
-        stream = "all_gather" if self.of.overlap else COMPUTE
-        made = self.stream_end = self.program.add(f"{name}/concat", "concat", [name], sizes, stream=stream)
-        for k, each in enumerate(together):
-            self.program.instead[each] = output_name(made, k)
+        name, sizes = self.handle[together[0]], [self.parameters[param].nbytes for param in together]
+        stream = "all_gather" if self.policy.overlap else COMPUTE
+        concat = self.stream_end = self.program.add(f"{name}/concat", "concat", [name], sizes, stream=stream)
+        for k, param in enumerate(together):
+            self.program.instead[param] = output_name(concat, k)
 
     def reduce(self, k: int, bucket: Sequence[Parameter]) -> None:
         """Launch the reduction of a bucket; parts are added to those of earlier micro-batches."""
-        stream = "reduce" if self.of.overlap else COMPUTE
-        parts = [shard_nbytes(each, self.n) for each in bucket]
+        stream = "reduce" if self.policy.overlap else COMPUTE
+        parts = [shard_nbytes(parameter, self.n) for parameter in bucket]
         where: dict[str, Any] = {"stream": stream, "communicator": GROUP, "nbytes": self.n * sum(parts)}
-        name, gradients = f"{self.prefix}reduce_scatter{k}", [each.gradient for each in bucket]
+        name, gradients = f"{self.prefix}reduce_scatter{k}", [parameter.gradient for parameter in bucket]
         name = self.program.add(name, "reduce_scatter", gradients, parts, **where)
         self.reduced = self.program.add_parts(self.prefix, bucket, name, self.n, stream)
 

@@ -122,7 +122,7 @@ arXiv 1910.02054, 3.1).
 
 _ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 _ONE: Final = Fraction(1)
-_INDEXED: Final = ("gather", "gather_elements", "gather_nd", "scatter_elements", "scatter_nd")
+_INDEXED_KINDS: Final = ("gather", "gather_elements", "gather_nd", "scatter_elements", "scatter_nd")
 
 
 def elements(nbytes: int, dtype: str | None) -> int:
@@ -139,7 +139,7 @@ def differentiable(record: OpEntry) -> list[tuple[int, Edge]]:
     without = {*record.attributes.get("no_gradient", ())}
     if record.kind == "batch_norm" and len(record.inputs) >= 4:
         without |= {len(record.inputs) - 2, len(record.inputs) - 1}
-    if record.kind in _INDEXED:
+    if record.kind in _INDEXED_KINDS:
         without.add(1)
     return [(k, edge) for k, edge in enumerate(record.inputs) if k not in without]
 
@@ -204,47 +204,47 @@ class Backward:
     def through(self, op: OpEntry) -> None:
         """Build the gradients of the inputs of `op`, if its output has one."""
         dy = [grad for grad in map(self.gradient, op.tensors) if grad is not None]
-        wanted = [(k, t) for k, (t, distance) in differentiable(op) if t in self.active and not distance]
-        if not dy or not wanted or op.kind in CUT:
+        inputs = [(k, t) for k, (t, distance) in differentiable(op) if t in self.active and not distance]
+        if not dy or not inputs or op.kind in CUT:
             return
-        table = op.kind in ("gather", "embedding_bag") and wanted[0][0] == 0 and len(op.inputs) > 1
+        table = op.kind in ("gather", "embedding_bag") and inputs[0][0] == 0 and len(op.inputs) > 1
         if op.kind in _RULES:
-            _RULES[op.kind](self, op, dy, wanted)
+            _RULES[op.kind](self, op, dy, inputs)
         elif table or (op.kind in KEPT_OUTPUT and len(op.outputs) > 1):
-            (self._embedding if table else self._keep)(op, dy, wanted)
+            (self._embedding if table else self._keep)(op, dy, inputs)
         else:
             output = [op.name] if op.kind in SEVERAL else []
-            work = SEVERAL.get(op.kind, Fraction(len(wanted)))
-            self._together(op, f"{op.kind}_grad", [*dy, *op.reads, *output], wanted, work)
+            work = SEVERAL.get(op.kind, Fraction(len(inputs)))
+            self._together(op, f"{op.kind}_grad", [*dy, *op.reads, *output], inputs, work)
 
     # -- rules ------------------------------------------------------------------------------------
 
-    def _contraction(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+    def _contraction(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
         named = set[str]()
-        for k, tensor in wanted:
+        for k, tensor in inputs:
             if k > 1:
                 self._give(op, tensor, self._sum(op, "bias_grad", "bias_add_grad", dy[:1], tensor, "W"))
                 continue
             weight = self.records.producer(tensor) is None or self._is_parameter(tensor)
-            what = "weight_grad" if weight else "input_grad" if k == 0 else "other_grad"
-            if k and weight and what in named:  # both are parameters
-                what = "other_weight_grad"
-            named.add(what)
+            suffix = "weight_grad" if weight else "input_grad" if k == 0 else "other_grad"
+            if k and weight and suffix in named:  # both are parameters
+                suffix = "other_weight_grad"
+            named.add(suffix)
             kind, phase = CONTRACTIONS[op.kind][k], "W" if weight else "I"
             size = (self.records.nbytes(tensor),)
             reads = [dy[0], *op.reads[1 - k : 2 - k]]  # only dy, if the graph does not name the weight
-            made = self.add(op, f"{op.name}/{what}", kind, reads, size, phase=phase, work=_ONE)
+            grad = self.add(op, f"{op.name}/{suffix}", kind, reads, size, phase=phase, work=_ONE)
             if len(op.inputs) > 2:
-                made.flops = max(0, op.flops - elements(op.outputs[0], op.dtype))  # without the bias
+                grad.flops = max(0, op.flops - elements(op.outputs[0], op.dtype))  # without the bias
             m, n, inner = (op.attributes.get(key) for key in "mnk")
             if m is not None and n is not None and inner is not None:
-                of = (m, inner, n) if k == 0 else (inner, n, m)
-                made.attributes = dict(zip("mnk", of, strict=True))
-                made.attributes |= {key: op.attributes[key] for key in ("batch",) if key in op.attributes}
-            self._give(op, tensor, made.name)
+                sizes = (m, inner, n) if k == 0 else (inner, n, m)
+                grad.attributes = dict(zip("mnk", sizes, strict=True))
+                grad.attributes |= {key: op.attributes[key] for key in ("batch",) if key in op.attributes}
+            self._give(op, tensor, grad.name)
 
-    def _pass_on(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        (_, tensor), grad = wanted[0], dy[0]
+    def _pass_on(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
+        (_, tensor), grad = inputs[0], dy[0]
         if self._nbytes(grad) < self.records.nbytes(tensor):
             self.pieces.setdefault(tensor, (op, []))[1].append(grad)
             return
@@ -252,51 +252,51 @@ class Backward:
             grad = self._sum(op, "grad_sum", "reduce_sum", [grad], tensor, "B")
         self._give(op, tensor, grad)
 
-    def _place(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        place = PLACED[op.kind]
-        reads = [dy[0], *op.reads[place : place + 1]]
-        self._together(op, f"{op.kind}_grad", reads, wanted, Fraction(0))
+    def _place(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
+        index = PLACED[op.kind]
+        reads = [dy[0], *op.reads[index : index + 1]]
+        self._together(op, f"{op.kind}_grad", reads, inputs, Fraction(0))
 
-    def _embedding(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+    def _embedding(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
         """Sum the rows of ``dy`` by index; further tables (positions) get sums over the batch."""
-        (_, table), *more = wanted
+        (_, table), *more = inputs
         reads = [dy[0], op.reads[1]]
         self._give(op, table, self._sum(op, "weight_grad", "embedding_grad", reads, table, "W"))
         self.made[-1].flops = max(self.made[-1].flops, op.flops)  # of bags each row, not each sum
         self._broadcast(op, dy[0], more)
 
-    def _mean(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        size = (self.records.nbytes(wanted[0][1]),)
+    def _mean(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
+        size = (self.records.nbytes(inputs[0][1]),)
         spread = self.add(op, f"{op.name}/grad_tile", "tile", dy[:1], size)
-        made = self.add(op, f"{op.name}/grad", "div", [spread.name], size, work=_ONE)
-        self._give(op, wanted[0][1], made.name)
+        grad = self.add(op, f"{op.name}/grad", "div", [spread.name], size, work=_ONE)
+        self._give(op, inputs[0][1], grad.name)
 
-    def _squared_difference(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+    def _squared_difference(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
         size, half = (self.records.nbytes(op.name),), Fraction(1, 2)  # the forward subtracts and squares
         twice = self.add(op, f"{op.name}/grad_twice", "mul", dy[:1], size, work=half)
         difference = self.add(op, f"{op.name}/grad_sub", "sub", op.reads, size, work=half)
-        made = self.add(op, f"{op.name}/grad", "mul", [twice.name, difference.name], size, work=half)
-        self._broadcast(op, made.name, wanted, negative=1)
+        grad = self.add(op, f"{op.name}/grad", "mul", [twice.name, difference.name], size, work=half)
+        self._broadcast(op, grad.name, inputs, negative=1)
 
-    def _arithmetic(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+    def _arithmetic(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
         """Pass ``dy`` on for sums, times the other factor for products, and sum over broadcast axes."""
         if op.kind not in ("mul", "div"):
-            self._broadcast(op, dy[0], wanted, negative=1 if op.kind == "sub" else -1)
+            self._broadcast(op, dy[0], inputs, negative=1 if op.kind == "sub" else -1)
             return
         nbytes = (self.records.nbytes(op.name),)
-        for k, tensor in wanted:
+        for k, tensor in inputs:
             factor = op.kind == "mul" or k == 0
             others = [*op.reads[:k], *op.reads[k + 1 :]] if factor else op.reads
             work = _ONE if factor else Fraction(3)  # -dy * y / b
             grad = self.add(op, f"{op.name}/grad{k}", op.kind, [dy[0], *others], nbytes, work=work).name
             self._broadcast(op, grad, [(k, tensor)])
 
-    def _broadcast(self, op: OpEntry, dy: str, wanted: list[tuple[int, str]], negative: int = -1) -> None:
+    def _broadcast(self, op: OpEntry, dy: str, inputs: list[tuple[int, str]], negative: int = -1) -> None:
         """Pass ``dy`` to inputs: cast to a narrower type or summed over broadcast axes, one negated."""
-        for k, tensor in wanted:
+        for k, tensor in inputs:
             grad, size = dy, self.records.nbytes(tensor)
-            of, all_bytes = self.records.producer(tensor), self.records.nbytes(op.name)
-            if of and size < all_bytes and elements(size, of.dtype) == elements(all_bytes, op.dtype):
+            maker, all_bytes = self.records.producer(tensor), self.records.nbytes(op.name)
+            if maker and size < all_bytes and elements(size, maker.dtype) == elements(all_bytes, op.dtype):
                 grad = self.add(op, f"{op.name}/grad{k}_cast", "cast", [grad], (size,), phase="B").name
             elif size < all_bytes:
                 kind = "bias_add_grad" if op.kind == "bias_add" else "reduce_sum"
@@ -307,43 +307,43 @@ class Backward:
                 grad = minus.name
             self._give(op, tensor, grad)
 
-    def _movement(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        made = self._together(op, MOVEMENTS[op.kind], dy, wanted, Fraction(0))
-        if made.kind == "reduce_sum":
-            made.flops = elements(self._nbytes(dy[0]), op.dtype)
-        elif made.kind in ("slice", "split", "unpack"):  # a part is a view of the whole
-            made.bytes_read = made.bytes_written
-        if op.attributes.get("view_of") is not None and len(dy) == len(wanted) == 1:
-            made.attributes = {"view_of": 0}
-            made.bytes_read = made.bytes_written = 0
+    def _movement(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
+        grad = self._together(op, MOVEMENTS[op.kind], dy, inputs, Fraction(0))
+        if grad.kind == "reduce_sum":
+            grad.flops = elements(self._nbytes(dy[0]), op.dtype)
+        elif grad.kind in ("slice", "split", "unpack"):  # a part is a view of the whole
+            grad.bytes_read = grad.bytes_written
+        if op.attributes.get("view_of") is not None and len(dy) == len(inputs) == 1:
+            grad.attributes = {"view_of": 0}
+            grad.bytes_read = grad.bytes_written = 0
 
-    def _function(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+    def _function(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
         work, kept_of = FUNCTIONS[op.kind]
-        kept = {"x": op.reads, "y": [op.name]}
-        reads = [*dy, *(tensor for which in kept_of for tensor in kept[which])]
-        self._together(op, f"{op.kind}_grad", reads, wanted, work)
+        saved = {"x": op.reads, "y": [op.name]}
+        reads = [*dy, *(tensor for letter in kept_of for tensor in saved[letter])]
+        self._together(op, f"{op.kind}_grad", reads, inputs, work)
 
-    def _batch_norm(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
+    def _batch_norm(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
         if not op.attributes.get("training_mode"):
             op.attributes["training_mode"] = True
             op.flops = op.flops * 7 // 2
         reads = [dy[0], *(tensor for _, (tensor, _) in differentiable(op))]
-        self._together(op, "batch_norm_grad", reads, wanted, Fraction(9, 7))
+        self._together(op, "batch_norm_grad", reads, inputs, Fraction(9, 7))
 
-    def _keep(self, op: OpEntry, dy: list[str], wanted: list[tuple[int, str]]) -> None:
-        made = self.add(op, f"{op.name}/grad", "mul", [dy[0], op.tensor(1)], (op.outputs[1],))
-        made.flops = elements(op.outputs[1], op.dtype)
-        self._give(op, wanted[0][1], made.name)
+    def _keep(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
+        grad = self.add(op, f"{op.name}/grad", "mul", [dy[0], op.tensor(1)], (op.outputs[1],))
+        grad.flops = elements(op.outputs[1], op.dtype)
+        self._give(op, inputs[0][1], grad.name)
 
     def _together(
-        self, op: OpEntry, kind: str, reads: Sequence[str], wanted: list[tuple[int, str]], work: Fraction
+        self, op: OpEntry, kind: str, reads: Sequence[str], inputs: list[tuple[int, str]], work: Fraction
     ) -> OpEntry:
         """Build all gradients of an op as one op."""
-        outputs = tuple(self.records.nbytes(tensor) for _, tensor in wanted)
-        made = self.add(op, f"{op.name}/grad", kind, reads, outputs, work=work)
-        for output, (_, tensor) in enumerate(wanted):
-            self._give(op, tensor, made.tensor(output))
-        return made
+        outputs = tuple(self.records.nbytes(tensor) for _, tensor in inputs)
+        grad = self.add(op, f"{op.name}/grad", kind, reads, outputs, work=work)
+        for output, (_, tensor) in enumerate(inputs):
+            self._give(op, tensor, grad.tensor(output))
+        return grad
 
     # -- pieces -----------------------------------------------------------------------------------
 
@@ -361,9 +361,9 @@ class Backward:
 
     def _sum(self, op: OpEntry, name: str, kind: str, reads: list[str], tensor: str, phase: str) -> str:
         """Add an op that sums its first input to the size of another tensor."""
-        made = self.add(op, f"{op.name}/{name}", kind, reads, (self.records.nbytes(tensor),), phase=phase)
-        made.flops = elements(self._nbytes(reads[0]), op.dtype)
-        return made.name
+        total = self.add(op, f"{op.name}/{name}", kind, reads, (self.records.nbytes(tensor),), phase=phase)
+        total.flops = elements(self._nbytes(reads[0]), op.dtype)
+        return total.name
 
     def _nbytes(self, tensor: str) -> int:
         return self.size[tensor] if tensor in self.size else self.records.nbytes(tensor)
@@ -416,11 +416,11 @@ _RULES: Final[Mapping[str, _Rule]] = {
 
 def _sizes(op: OpEntry, kind: str) -> dict[str, Any]:
     """Return the size attributes of a gradient: those of its forward or, for a bias, of the summed matrix."""
-    own = op.attributes
-    if kind == "bias_add_grad" and {"m", "n"} <= own.keys():
-        return {"rows": own["m"] * own.get("batch", 1), "columns": own["n"]}
-    kept = SIZES | {"data_format"} if kind.startswith("conv") else SIZES  # of others not all are images
-    return {key: own[key] for key in own if key in kept} if kind.endswith("_grad") else {}
+    attributes = op.attributes
+    if kind == "bias_add_grad" and {"m", "n"} <= attributes.keys():
+        return {"rows": attributes["m"] * attributes.get("batch", 1), "columns": attributes["n"]}
+    keys = SIZES | {"data_format"} if kind.startswith("conv") else SIZES  # of others not all are images
+    return {key: attributes[key] for key in attributes if key in keys} if kind.endswith("_grad") else {}
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -519,11 +519,11 @@ class TrainingRewrite:
         readers = records.readers()
         last = [name for name in records.ops if name in active and not readers[name]]
         if len(last) != 1:
-            found = ", ".join(repr(name) for name in last[:5]) or "none"
+            names = ", ".join(repr(name) for name in last[:5]) or "none"
             message = (
                 "the loss is the op that depends on a parameter and that nobody reads, and there must be"
             )
-            raise GraphError(f"{message} one; found {found}; name it with loss:")
+            raise GraphError(f"{message} one; found {names}; name it with loss:")
         return last[0]
 
     def _updates(self, records: Records, backward: Backward) -> dict[str, OpEntry]:
@@ -532,26 +532,26 @@ class TrainingRewrite:
         updates = {}
         readers = {tensor: op for op in reversed(records.ops.values()) for tensor in op.reads}  # the first
         for name in records.parameters():
-            gradient, given = backward.gradient(name), records.externals[name]
+            gradient, external = backward.gradient(name), records.externals[name]
             if gradient is None:
                 continue
-            n, dtype = elements(given.nbytes, readers[name].dtype), readers[name].dtype
+            n, dtype = elements(external.nbytes, readers[name].dtype), readers[name].dtype
             if readers[name].kind == "cast":  # a cast's data type may be that of either side
-                n, dtype = _cast(readers[name], readers, given.nbytes)
-            mixed = ("fp32_copy",) if states and 4 * n > given.nbytes else ()
-            kept = [records.free(f"{name}/{state}") for state in (*states, *mixed)]
-            for state in kept:
-                nbytes = max(given.nbytes, 4 * n)
-                records.externals[state] = ExternalTensor(nbytes, Role.PARAMETER, given.device)
-            kept_nbytes = sum(records.externals[state].nbytes for state in kept)
+                n, dtype = _cast(readers[name], readers, external.nbytes)
+            mixed = ("fp32_copy",) if states and 4 * n > external.nbytes else ()
+            saved = [records.free(f"{name}/{state}") for state in (*states, *mixed)]
+            for state in saved:
+                nbytes = max(external.nbytes, 4 * n)
+                records.externals[state] = ExternalTensor(nbytes, Role.PARAMETER, external.device)
+            kept_nbytes = sum(records.externals[state].nbytes for state in saved)
             updates[name] = readers[name].like(
                 records.free(f"{name}/update"),
                 self.optimizer,
-                (gradient, *kept, name),
+                (gradient, *saved, name),
                 (0,),
                 flops=per_element * n,
-                bytes_read=2 * given.nbytes + kept_nbytes,
-                bytes_written=given.nbytes + kept_nbytes,
+                bytes_read=2 * external.nbytes + kept_nbytes,
+                bytes_written=external.nbytes + kept_nbytes,
                 dtype=dtype,
                 micro_batch=None,
                 phase=None,
@@ -562,14 +562,14 @@ class TrainingRewrite:
 
 def _cast(cast: OpEntry, readers: Mapping[str, OpEntry], nbytes: int) -> tuple[int, str | None]:
     """Return the number of elements and the data type of a parameter that is cast first."""
-    given = cast
+    first = cast
     while cast.kind == "cast" and (reader := readers.get(cast.tensor())) is not None:
         size, cast = cast.outputs[0], reader
     if cast.kind == "cast" or cast.dtype is None:
-        return elements(nbytes, given.dtype), given.dtype
+        return elements(nbytes, first.dtype), first.dtype
     n = elements(size, cast.dtype)
-    same = cast.dtype if nbytes == size else None
-    return n, same or next((dtype for dtype in ("fp64", "fp32", "bf16") if n * _ITEM[dtype] == nbytes), None)
+    exact = cast.dtype if nbytes == size else None
+    return n, exact or next((dtype for dtype in ("fp64", "fp32", "bf16") if n * _ITEM[dtype] == nbytes), None)
 
 
 def _active(order: Sequence[OpEntry], trained: set[str]) -> set[str]:

@@ -61,7 +61,7 @@ class Batch:
             return graph
         records = read(graph)
         records.name += f" x {self.factor}"
-        grows = {name for name, given in records.externals.items() if given.role == Role.INPUT}
+        grows = {name for name, external in records.externals.items() if external.role == Role.INPUT}
         for record in records.in_order(graph):
             if record.kind not in _NO_DATA and not grows.isdisjoint(record.reads):
                 grows.update(record.tensors)
@@ -71,14 +71,14 @@ class Batch:
         for record in growing:
             record.outputs = tuple(nbytes * self.factor for nbytes in record.outputs)
         for name in grows & records.externals.keys():
-            given = records.externals[name]
-            records.externals[name] = replace(given, nbytes=given.nbytes * self.factor)
+            external = records.externals[name]
+            records.externals[name] = replace(external, nbytes=external.nbytes * self.factor)
         return write(records)
 
     def _grow(self, records: Records, record: OpEntry, grows: set[str]) -> None:
         if record.duration_ns or any(record.duration_by_kind.values()):
-            what = f"which is not known with {self.factor} times the samples"
-            message = f"op {record.name!r} has a duration, {what}; import flop and bytes alone"
+            problem = f"which is not known with {self.factor} times the samples"
+            message = f"op {record.name!r} has a duration, {problem}; import flop and bytes alone"
             raise GraphError(message).about(record.name)
         more = self.factor - 1
         size = {tensor: records.nbytes(tensor) for tensor in record.reads}

@@ -48,7 +48,7 @@ JOINS: Final = ELEMENTWISE | REDUCTIONS
 STARTS: Final = frozenset({"gather", "max_pool", "average_pool", "resize"})
 """Kinds computed with their readers only, as each number reads several, or others than its neighbour."""
 PRODUCTS: Final = frozenset({"matmul", "gemm", "conv"})
-_OTHER_SIZE: Final = 4
+_MOST_SIZE_RATIO: Final = 4
 """Tensors whose bytes differ by more than this factor differ in their elements' number, not only in type."""
 
 
@@ -82,11 +82,11 @@ class Fusion:
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with fused ops, whose attribute ``fused`` lists the kinds in them."""
         records = read(graph)
-        place = {record.name: k for k, record in enumerate(records.in_order(graph))}
+        index_of = {record.name: k for k, record in enumerate(records.in_order(graph))}
         readers, followers = records.readers(), records.followers()
         read_all = {tensor for record in records.ops.values() for tensor in record.reads}
         kernels, views, compiled = dict[str, _Kernel](), dict[str, str](), self.patterns != "remapper"
-        for name in place:
+        for name in index_of:
             record, users = records.ops[name], len(readers[name])
             sources: dict[_Kernel, list[str]] = {}
             for tensor, distance in record.inputs:
@@ -104,9 +104,9 @@ class Fusion:
                     source.reads += users - 1
                 continue
             waits = len(sources) > 1 or record.after or any(distance for _, distance in record.inputs)
-            for source, tensors in () if _feeds_itself(record, records, place) else sources.items():
-                alone = source.reads == len(tensors)
-                if not (alone or not waits) or not self._fits(kernel, source, records, tensors, alone):
+            for source, tensors in () if _feeds_itself(record, records, index_of) else sources.items():
+                sole = source.reads == len(tensors)
+                if not (sole or not waits) or not self._fits(kernel, source, records, tensors, sole):
                     continue  # other readers would wait for what this op waits for, which may be themselves
                 source.rows |= kernel.rows
                 if waits:
@@ -116,13 +116,13 @@ class Fusion:
                     source.reads += users - len(tensors)
                     source.stays, kernel = kernel.stays, source
             kernels[name] = kernel
-        _join(records, [each.ops for each in dict.fromkeys(kernels.values()) if each.ops], views, compiled)
+        _join(records, [entry.ops for entry in dict.fromkeys(kernels.values()) if entry.ops], views, compiled)
         if compiled:
             _lay_out([record for record in records.ops.values() if record.kind.startswith("conv")])
         return write(records)
 
     def _fits(
-        self, kernel: _Kernel, source: _Kernel, records: Records, tensors: list[str], alone: bool
+        self, kernel: _Kernel, source: _Kernel, records: Records, tensors: list[str], sole: bool
     ) -> bool:
         """Return whether a kernel that ends with the reader of these tensors can compute them, too."""
         before, record = source.ops[-1], kernel.ops[-1]
@@ -132,7 +132,7 @@ class Fusion:
             if one.stateful or not one.attributes.get("strict", True):
                 return False
         kinds = [kind for op in source.ops[:3] for kind in _kinds(op)]
-        first = alone and kernel.ops[0] is record and tensors[0] == record.inputs[0][0]
+        first = sole and kernel.ops[0] is record and tensors[0] == record.inputs[0][0]
         if self.patterns != "elementwise" and first and _remapper([*kinds[:3], record.kind]):
             return True
         if record.kind in REDUCTIONS and _has_several_axes(record):  # in NHWC its loops have another order
@@ -141,9 +141,9 @@ class Fusion:
         if self.patterns == "remapper" or record.kind not in JOINS or not (JOINS | STARTS).issuperset(starts):
             return False  # if these are computed with others, all are
         rows = kernel.rows | source.rows
-        own = record.bytes_read if record.kind in REDUCTIONS else sum(record.outputs)
-        sizes = own, max(map(records.nbytes, tensors))
-        return len(rows) < 2 and (max(sizes) <= _OTHER_SIZE * min(sizes) or (alone and not rows))
+        size = record.bytes_read if record.kind in REDUCTIONS else sum(record.outputs)
+        sizes = size, max(map(records.nbytes, tensors))
+        return len(rows) < 2 and (max(sizes) <= _MOST_SIZE_RATIO * min(sizes) or (sole and not rows))
 
 
 def _is_view(record: OpEntry) -> bool:
@@ -155,23 +155,23 @@ def _is_view(record: OpEntry) -> bool:
 
 def _has_several_axes(record: OpEntry) -> bool:
     arguments = record.attributes.get("arguments")
-    given = [record.attributes.get("axes"), *(arguments if isinstance(arguments, list | tuple) else ())]
-    return any(isinstance(each, list | tuple) and len(each) > 1 for each in given)
+    candidates = [record.attributes.get("axes"), *(arguments if isinstance(arguments, list | tuple) else ())]
+    return any(isinstance(axes, list | tuple) and len(axes) > 1 for axes in candidates)
 
 
-def _join(records: Records, kernels: Sequence[list[OpEntry]], views: Mapping[str, str], alone: bool) -> None:
-    """Make each kernel one op (`alone`: a lone reduction, too), and drop views that only ops inside read."""
-    for *inside, last in kernels:
-        if inside or (alone and last.kind in REDUCTIONS):
-            records.ops[last.name] = _fuse([*inside, last], records, views)
+def _join(records: Records, kernels: Sequence[list[OpEntry]], views: Mapping[str, str], lone: bool) -> None:
+    """Make each kernel one op (`lone`: a lone reduction, too), and drop views that only ops inside read."""
+    for *inner, last in kernels:
+        if inner or (lone and last.kind in REDUCTIONS):
+            records.ops[last.name] = _fuse([*inner, last], records, views)
     ends = {ops[-1].name for ops in kernels} | views.keys()
     records.ops = {name: record for name, record in records.ops.items() if name in ends}
     records.remove_unused(views)
     read_outside = {tensor for record in records.ops.values() for tensor in record.reads}
     renamed: dict[str, str] = {}
-    for *inside, last in kernels:
+    for *inner, last in kernels:
         fused = records.ops[last.name]
-        for record in inside:
+        for record in inner:
             if record.name in read_outside:
                 renamed[record.name] = fused.tensor(len(fused.outputs))
                 fused.outputs += record.outputs[:1]
@@ -192,10 +192,10 @@ def _lay_out(convs: Sequence[OpEntry]) -> None:
         op.attributes |= {"fused": _kinds(op), "data_format": layout}
 
 
-def _feeds_itself(record: OpEntry, records: Records, place: Mapping[str, int]) -> bool:
+def _feeds_itself(record: OpEntry, records: Records, index_of: Mapping[str, int]) -> bool:
     """Return whether an op reads, from an earlier iteration, a tensor that depends on it.
 
-    `place` is a topological order. No other input can depend on a producer that only this op reads.
+    `index_of` is a topological order. No other input can depend on a producer that only this op reads.
     """
     above = records.makers(edge for edge in record.inputs if edge[1])
     seen: set[str] = set()
@@ -203,7 +203,7 @@ def _feeds_itself(record: OpEntry, records: Records, place: Mapping[str, int]) -
         one = above.pop()
         if one is record:
             return True
-        if place[one.name] > place[record.name] and one.name not in seen:
+        if index_of[one.name] > index_of[record.name] and one.name not in seen:
             seen.add(one.name)
             above += records.makers(edge for edge in (*one.inputs, *one.after) if not edge[1])
     return False
@@ -225,11 +225,11 @@ def _fuse(ops: Sequence[OpEntry], records: Records, views: Mapping[str, str]) ->
     """Return the last op with the work of all, whose tensors do not leave it but for the last one's."""
     kinds = [kind for op in ops for kind in _kinds(op)]
     first, last = ops[0], ops[-1]
-    inside, loaded = {op.name for op in ops[:-1]}, set[str]()
+    inner, loaded = {op.name for op in ops[:-1]}, set[str]()
     attributes = {**first.attributes, "fused": kinds}
     bytes_read = 0
     for op in ops:
-        again = {t for t in op.reads if t in loaded or views.get(t, t) in inside}
+        again = {t for t in op.reads if t in loaded or views.get(t, t) in inner}
         bytes_read += max(0, op.bytes_read - sum(map(records.nbytes, again)))
         if op.kind in ("group_norm", "instance_norm") or op.attributes.get("training_mode"):
             # Once for the sums, and again: an image, and even more a batch, is a large row.
@@ -244,7 +244,7 @@ def _fuse(ops: Sequence[OpEntry], records: Records, views: Mapping[str, str]) ->
     return replace(
         last,
         kind=kinds[0] if kinds[0] in PRODUCTS else "elementwise",
-        inputs=[edge for edge in edges if edge[1] or views.get(edge[0], edge[0]) not in inside],
+        inputs=[edge for edge in edges if edge[1] or views.get(edge[0], edge[0]) not in inner],
         after=list(dict.fromkeys(edge for op in ops for edge in op.after)),
         flops=sum(op.flops for op in ops),
         bytes_read=bytes_read,
@@ -310,12 +310,12 @@ class FuseAttention:
     def apply(self, graph: Graph) -> Graph:
         """Return the graph with attention as single ops."""
         records = read(graph)
-        found = False
+        fused = False
         for name in graph.op_names:
             record = records.ops.get(name)
             if record is not None and record.kind == "softmax":
-                found |= self._fuse(records, record)
-        if not found:
+                fused |= self._fuse(records, record)
+        if not fused:
             message = "has no softmax between two products of data, with nothing else that reads the scores"
             raise GraphError(f"graph {graph.name!r} {message}")
         return write(records)
@@ -341,16 +341,16 @@ class FuseAttention:
             chain.append(after[0])
         last = chain[-1]
         values = [edge for edge in last.inputs if records.producer(edge[0]) is not chain[-2]]
-        of = [*first.inputs[:2], *values[:1]]
-        if len(of) < 3 or any(records.is_parameter(tensor) for tensor, _ in of):
+        operands = [*first.inputs[:2], *values[:1]]
+        if len(operands) < 3 or any(records.is_parameter(tensor) for tensor, _ in operands):
             return False
-        inputs = list(dict.fromkeys([*of, *besides]))
-        inside = {record.name for record in chain}
+        inputs = list(dict.fromkeys([*operands, *besides]))
+        names = {record.name for record in chain}
         records.ops[last.name] = replace(
             _fuse(chain, records, {}),
             kind="attention",
             inputs=inputs,
-            after=[edge for record in chain for edge in record.after if edge[0] not in inside],
+            after=[edge for record in chain for edge in record.after if edge[0] not in names],
             bytes_read=sum(records.nbytes(tensor) for tensor, _ in inputs),
             bytes_written=sum(last.outputs),
             duration_by_kind={},

@@ -82,9 +82,9 @@ class _Walk:
             self._visit(record)
         for name in self.undoes:
             if name not in self.readers:  # a result of the graph
-                self._itself(name)
+                self._current_name(name)
         for record in [*self.records.ops.values()]:  # what is read of an earlier iteration may come later
-            record.inputs = [(self._itself(tensor) if d else tensor, d) for tensor, d in record.inputs]
+            record.inputs = [(self._current_name(tensor) if d else tensor, d) for tensor, d in record.inputs]
         self._drop_unread()
         return write(self.records)
 
@@ -127,9 +127,9 @@ class _Walk:
         )
 
     def _read(self, edge: Edge) -> Edge:
-        return edge if edge[1] else (self._itself(edge[0]), 0)
+        return edge if edge[1] else (self._current_name(edge[0]), 0)
 
-    def _itself(self, tensor: str) -> str:
+    def _current_name(self, tensor: str) -> str:
         """Return the op or tensor to read for a tensor as the graph has it."""
         source, way = self.moved.get(tensor, (tensor, None))
         if way is None:

@@ -40,7 +40,7 @@ from sim import Graph, Policy
 from sim.base.errors import InputError
 from sim.graph.frames import FrameStructure, frame_structure, has_control_flow
 
-_BACK: Final = "next_iteration"
+_BACK_EDGE: Final = "next_iteration"
 
 
 class Partition:
@@ -93,7 +93,7 @@ class Partition:
         # enter sends once, or a dead tensor would have no receiver.
         for merge in (record for record in records.ops.values() if record.kind == "merge"):
             for producer in records.makers(merge.inputs):
-                if producer.kind in ("enter", _BACK):
+                if producer.kind in ("enter", _BACK_EDGE):
                     producer.device = merge.device
         frames = [0] * len(graph) if structure is None else frames_given(graph, structure)
         cut = _Cut(records, dict(zip(graph.op_names, frames, strict=True)), bool(self.rendezvous))
@@ -159,8 +159,8 @@ class _Cut:
         send = self._add(user, f"{base}/send", "send", source, inputs=[(tensor, 0)], **facts)
         start = self.starts.get((frame, target))
         after = [] if start is None else [(start, 0)]
-        found = [] if self.by_key else [(send, 0)]
-        return self._add(user, f"{base}/recv", "recv", target, inputs=found, after=after, **facts)
+        inputs = [] if self.by_key else [(send, 0)]
+        return self._add(user, f"{base}/recv", "recv", target, inputs=inputs, after=after, **facts)
 
     def _add(self, user: OpEntry, name: str, kind: str, device: str | None, **facts: Any) -> str:
         """Add an op that takes no time before `user`, by default with one output and nothing else."""
@@ -176,28 +176,28 @@ class _Cut:
 
         By key, the condition's device gets them too, as does a device with ops only in an inner loop.
         """
-        inside: list[list[OpEntry]] = [[] for _ in structure.parent]
+        ops_in: list[list[OpEntry]] = [[] for _ in structure.parent]
         deeper: list[list[OpEntry]] = [[] for _ in structure.parent]
         for op, name in enumerate(graph.op_names):
             frame = structure.frame_of[op]
-            inside[frame].append(self.records.ops[name])
+            ops_in[frame].append(self.records.ops[name])
             while self.by_key and (frame := structure.parent[frame]) > 0:
                 deeper[frame].append(self.records.ops[name])
         for frame in range(1, len(structure.parent)):
-            condition = next((record for record in inside[frame] if record.kind == "loop_cond"), None)
+            condition = next((record for record in ops_in[frame] if record.kind == "loop_cond"), None)
             if condition is None and not self.by_key:
                 continue  # a call, which has its own frame
             first_enter = next(op for op, child in structure.child_of.items() if child == frame)
             enter = self.records.ops[graph.op_names[first_enter]]
-            there = [*inside[frame], *deeper[frame]]
-            for device in dict.fromkeys(str(record.device) for record in there):
+            ops = [*ops_in[frame], *deeper[frame]]
+            for device in dict.fromkeys(str(record.device) for record in ops):
                 if self.by_key or condition is None or device != condition.device:
-                    first = next(record for record in there if record.device == device)
-                    outer = self._outside(structure.parent[frame], inside, first, enter)
+                    first = next(record for record in ops if record.device == device)
+                    outer = self._outside(structure.parent[frame], ops_in, first, enter)
                     self._control_loop(frame, condition, enter, first, outer)
 
     def _outside(
-        self, parent: int, inside: list[list[OpEntry]], first: OpEntry, enter: OpEntry
+        self, parent: int, ops_in: list[list[OpEntry]], first: OpEntry, enter: OpEntry
     ) -> list[Edge]:
         """Return the start of a loop's control nodes: none outside all loops, else the outer iteration."""
         if parent == 0:
@@ -207,14 +207,14 @@ class _Cut:
             return [(start, 0)]
         # The outer condition is on this device. A merge begins an outer iteration; values entering the inner
         # loop may be dead in the last one.
-        merges = (record for record in inside[parent] if record.kind == "merge")
-        given = self.records.producer(enter.inputs[0][0])
+        merges = (record for record in ops_in[parent] if record.kind == "merge")
+        producer = self.records.producer(enter.inputs[0][0])
         begins = next(
-            (m for m in merges if any(p.kind == _BACK for p in self.records.makers(m.inputs))), given
+            (m for m in merges if any(p.kind == _BACK_EDGE for p in self.records.makers(m.inputs))), producer
         )
         assert begins is not None
-        here = begins.device == first.device
-        return [(begins.name if here else self._follow(begins, first), 0)]
+        same_device = begins.device == first.device
+        return [(begins.name if same_device else self._follow(begins, first), 0)]
 
     def _control_loop(
         self, frame: int, condition: OpEntry | None, opened: OpEntry, first: OpEntry, outer: list[Edge]
@@ -224,15 +224,15 @@ class _Cut:
         device = str(first.device)
         base = f"{attributes['frame']}/on_{device}"
         const = self._add(first, f"{base}/const", "const", device, after=outer)
-        given = [(const, 0)]
-        enter = self._add(first, f"{base}/enter", "enter", device, inputs=given, attributes=attributes)
+        inputs = [(const, 0)]
+        enter = self._add(first, f"{base}/enter", "enter", device, inputs=inputs, attributes=attributes)
         if condition is None:  # entered once
             self.starts[frame, device] = enter
             return
         merge = self._add(first, f"{base}/merge", "merge", device, inputs=[(enter, 0), (f"{base}/next", 1)])
         self.starts[frame, device] = merge
-        here = condition.device == device
-        goes_on = condition.name if here else self._receive(condition.name, condition, first)
-        given = [(merge, 0), (goes_on, 0)]
-        switch = self._add(first, f"{base}/switch", "switch", device, inputs=given, outputs=(0, 0))
-        self._add(first, f"{base}/next", _BACK, device, inputs=[(f"{switch}:1", 0)])
+        same_device = condition.device == device
+        goes_on = condition.name if same_device else self._receive(condition.name, condition, first)
+        inputs = [(merge, 0), (goes_on, 0)]
+        switch = self._add(first, f"{base}/switch", "switch", device, inputs=inputs, outputs=(0, 0))
+        self._add(first, f"{base}/next", _BACK_EDGE, device, inputs=[(f"{switch}:1", 0)])

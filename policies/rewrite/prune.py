@@ -88,8 +88,8 @@ class Prune:
             [_tensor(records, name) for name in names] for names in (self.fetches, self.feeds, self.targets)
         )
         fed = self._feed(records, feeds)
-        wanted = [*fetches, *targets] or records.find_unused()
-        keep = _ancestors(records, [name for name in wanted if name not in fed])
+        roots = [*fetches, *targets] or records.find_unused()
+        keep = _ancestors(records, [name for name in roots if name not in fed])
         if not keep:
             raise GraphError(f"graph {graph.name!r}: everything that is fetched is fed, nothing left to run")
         records.ops = {name: record for name, record in records.ops.items() if name in keep}
@@ -99,11 +99,11 @@ class Prune:
         used = {tensor for record in (*records.ops.values(), *retvals) for tensor in record.reads}
         if self.explicit:
             for index, feed in enumerate(fed.values()):
-                given = records.externals.pop(feed)
+                external = records.externals.pop(feed)
                 if feed in used:
-                    args.append(self._node(feed, "arg", [], given.nbytes, index=index))
+                    args.append(self._node(feed, "arg", [], external.nbytes, index=index))
             self._tie(records, args, retvals)
-        records.externals = {name: given for name, given in records.externals.items() if name in used}
+        records.externals = {name: external for name, external in records.externals.items() if name in used}
         return write(records)
 
     def _feed(self, records: Records, feeds: Sequence[str]) -> dict[str, str]:
@@ -151,11 +151,11 @@ def _tensor(records: Records, name: str) -> str:
     return name.removesuffix(":0") if producer is not None and name not in records.ops else name
 
 
-def _ancestors(records: Records, wanted: Sequence[str]) -> set[str]:
+def _ancestors(records: Records, names: Sequence[str]) -> set[str]:
     """Return the wanted ops and all their ancestors."""
     sends = group_pairs((r.attributes.get("key"), r.name) for r in records.ops.values() if r.kind == "send")
     keep: set[str] = set()
-    stack = [record.name for record in map(records.producer, wanted) if record is not None]
+    stack = [record.name for record in map(records.producer, names) if record is not None]
     while stack:
         name = stack.pop()
         if name in keep:

@@ -96,12 +96,12 @@ class OpEntry:
     ) -> OpEntry:
         """Return a new op with this one's device, data type, stage, micro-batch and phase."""
         where = {key: getattr(self, key) for key in ("device", "dtype", "stage", "micro_batch", "phase")}
-        made = {"after": [], "bytes_written": sum(outputs), **where, **facts}
-        return OpEntry(name, kind, [(tensor, 0) for tensor in reads], outputs=tuple(outputs), **made)
+        values = {"after": [], "bytes_written": sum(outputs), **where, **facts}
+        return OpEntry(name, kind, [(tensor, 0) for tensor in reads], outputs=tuple(outputs), **values)
 
-    def part(self, by: Fraction) -> OpEntry:
-        """Return an op with `by` times the work and duration, and the same bytes."""
-        n, d = by.numerator, by.denominator
+    def part(self, factor: Fraction) -> OpEntry:
+        """Return an op with `factor` times the work and duration, and the same bytes."""
+        n, d = factor.numerator, factor.denominator
         return replace(
             self,
             flops=proportion(self.flops, n, d),
@@ -109,12 +109,12 @@ class OpEntry:
             duration_by_kind={kind: proportion(ns, n, d) for kind, ns in self.duration_by_kind.items()},
         )
 
-    def scale(self, by: Fraction) -> OpEntry:
-        """Return an op with `by` times the work, bytes and duration."""
-        made, n, d = self.part(by), by.numerator, by.denominator
-        made.bytes_read = proportion(self.bytes_read, n, d)
-        made.bytes_written = proportion(self.bytes_written, n, d)
-        return made
+    def scale(self, factor: Fraction) -> OpEntry:
+        """Return an op with `factor` times the work, bytes and duration."""
+        scaled, n, d = self.part(factor), factor.numerator, factor.denominator
+        scaled.bytes_read = proportion(self.bytes_read, n, d)
+        scaled.bytes_written = proportion(self.bytes_written, n, d)
+        return scaled
 
 
 def proportion(value: int, new: int, old: int) -> int:
@@ -188,8 +188,8 @@ class Records:
         """Return the op that produces a tensor; None for a graph input or parameter."""
         if tensor in self.ops:
             return self.ops[tensor]
-        made = split_output(tensor)
-        return None if made is None else self.ops.get(made[0])
+        output = split_output(tensor)
+        return None if output is None else self.ops.get(output[0])
 
     def maker(self, tensor: str) -> OpEntry:
         """Return the op that produces a tensor that is neither a graph input nor a parameter."""
@@ -197,13 +197,13 @@ class Records:
 
     def makers(self, edges: Iterable[Edge]) -> list[OpEntry]:
         """Return the producer of each edge that comes from an op."""
-        made = (self.producer(name) for name, _ in edges)
-        return [each for each in made if each is not None]
+        producers = (self.producer(name) for name, _ in edges)
+        return [producer for producer in producers if producer is not None]
 
     def is_parameter(self, tensor: str) -> bool:
         """Whether a tensor is a parameter."""
-        given = self.externals.get(tensor)
-        return given is not None and given.role == Role.PARAMETER
+        external = self.externals.get(tensor)
+        return external is not None and external.role == Role.PARAMETER
 
     def parameters(self) -> list[str]:
         """Return the names of all parameters."""
@@ -218,11 +218,11 @@ class Records:
         return self._users([(record, record.after) for record in self.ops.values()])
 
     def _users(self, edges: Iterable[tuple[OpEntry, list[Edge]]]) -> dict[str, list[OpEntry]]:
-        out: dict[str, list[OpEntry]] = {name: [] for name in self.ops}
+        users: dict[str, list[OpEntry]] = {name: [] for name in self.ops}
         for record, row in edges:
             for producer in self.makers(row):
-                out[producer.name].append(record)
-        return out
+                users[producer.name].append(record)
+        return users
 
     def find_unused(self) -> list[str]:
         """Return the ops that no other reads or follows."""
@@ -263,7 +263,7 @@ class Records:
                     unused.append(producer.name)
 
 
-def free_name(name: str, *taken: Container[str]) -> str:
+def free_name(name: str, *used: Container[str]) -> str:
     """Return `name`, or a variant of it if an op or a tensor already has that name.
 
     Examples
@@ -272,7 +272,7 @@ def free_name(name: str, *taken: Container[str]) -> str:
     'a/update.3'
     """
     names = chain([name], (f"{name}.{k}" for k in count(2)))
-    return next(each for each in names if not any(each in row for row in taken))
+    return next(candidate for candidate in names if not any(candidate in row for row in used))
 
 
 def read(graph: Graph) -> Records:
@@ -306,9 +306,9 @@ def read(graph: Graph) -> Records:
     )
     ops = {name: OpEntry(name, *facts) for name, *facts in columns}
     pins = words_of(graph.pins, graph.tensor_pin)
-    given = zip(graph.tensor_nbytes.tolist(), graph.tensor_role.tolist(), pins, strict=False)
+    rows = zip(graph.tensor_nbytes.tolist(), graph.tensor_role.tolist(), pins, strict=False)
     externals = {
-        name: ExternalTensor(*facts) for name, facts in zip(graph.external_names, given, strict=False)
+        name: ExternalTensor(*facts) for name, facts in zip(graph.external_names, rows, strict=False)
     }
     return Records(graph.name, ops, externals, graph.device_facts)
 

@@ -52,16 +52,16 @@ def _repeated_sums(records: Records, order: list[OpEntry]) -> None:
         below = records.producer(tensor)
         if below is None or below.kind != "add" or any(d for _, d in below.inputs):
             return None
-        alone = len(readers[below.name]) == 1 and not below.after
-        return below if alone and below.device == reader.device else None
+        sole_reader = len(readers[below.name]) == 1 and not below.after
+        return below if sole_reader and below.device == reader.device else None
 
     trees: dict[str, _Tree | None] = {}  # by top sum; None: several different tensors
-    inside: dict[str, list[str]] = {}  # the sums that only a sum needs
+    nested: dict[str, list[str]] = {}  # the sums that only a sum needs
     for record in order:
         if record.kind != "add" or any(d for _, d in record.inputs):
             continue
         below = [inner(tensor, record) for tensor in record.reads]
-        inside[record.name] = [op.name for op in below if op is not None]
+        nested[record.name] = [op.name for op in below if op is not None]
         parts = [
             _Tree(tensor, 1) if op is None else trees[op.name]
             for tensor, op in zip(record.reads, below, strict=True)
@@ -75,9 +75,9 @@ def _repeated_sums(records: Records, order: list[OpEntry]) -> None:
         tree = trees.get(record.name)
         if tree is None or tree.times < 3 or record.name in gone or not _is_sum(record):
             continue
-        below_it = [*inside[record.name]]
+        below_it = [*nested[record.name]]
         for name in below_it:
-            below_it += inside[name]
+            below_it += nested[name]
         gone |= dict.fromkeys(below_it)
         factor, value = records.free(f"{record.name}/times"), {"value": tree.times}
         facts: dict[str, Any] = {"duration_ns": 0, "device": record.device, "attributes": value}
@@ -95,8 +95,8 @@ def _scalar_sums(records: Records) -> None:
         if not _is_sum(record):
             continue
         sides = [side for side in records.makers(record.inputs) if len(readers[side.name]) == 1]
-        found = [_tensor_and_scalar(side, records) for side in sides if side.device == record.device]
-        parts = [part for part in found if part is not None]
+        matches = [_tensor_and_scalar(side, records) for side in sides if side.device == record.device]
+        parts = [part for part in matches if part is not None]
         if len(parts) != 2:
             continue
         (left, a, s1), (right, b, s2) = parts
@@ -252,10 +252,10 @@ class CommonSubexpressions:
             redirect(record)
             if record.name in overwritten or not _is_known(record):
                 continue
-            same = first.setdefault(_key(record), record.name)
-            if same != record.name:
+            original = first.setdefault(_key(record), record.name)
+            if original != record.name:
                 for k in range(len(record.outputs)):
-                    moved[record.tensor(k)] = records.ops[same].tensor(k)
+                    moved[record.tensor(k)] = records.ops[original].tensor(k)
         records.ops = {name: record for name, record in records.ops.items() if name not in moved}
         for record in records.ops.values():  # what is read of an earlier iteration may come later
             redirect(record)
@@ -273,13 +273,13 @@ def _is_known(record: OpEntry) -> bool:
 
 def _overwritten(records: Records) -> set[str]:
     """Return the ops whose results an in-place op may overwrite: all its ancestors."""
-    found: set[str] = set()
+    ancestors: set[str] = set()
     stack = [record.name for record in records.ops.values() if record.in_place]
     while stack:
-        new = {maker.name for maker in records.makers(records.ops[stack.pop()].inputs)} - found
-        found |= new
+        new = {maker.name for maker in records.makers(records.ops[stack.pop()].inputs)} - ancestors
+        ancestors |= new
         stack += new
-    return found
+    return ancestors
 
 
 def _key(record: OpEntry) -> str:
@@ -326,7 +326,7 @@ class BatchNorm:
         """Return the graph with fused batch norms."""
         records = read(graph)
         matched = {name: _match(records, record) for name, record in records.ops.items()}
-        parts = {name: found for name, found in matched.items() if found is not None}
+        parts = {name: match for name, match in matched.items() if match is not None}
         if not parts:
             return graph
         for name, (reads, _) in parts.items():
@@ -347,21 +347,21 @@ _SCALES = (("mul", _ROOT, "gamma"), _ROOT)
 
 def _match(records: Records, last: OpEntry) -> tuple[list[str], list[str]] | None:
     """Return the inputs and other ops of the batch norm that ends with `last`; None: it is not one."""
-    found: dict[str, str] = {}
+    bound: dict[str, str] = {}
     ops: list[OpEntry] = []
 
     def fits(tensor: str, pattern: Any) -> bool:
         if isinstance(pattern, str):
-            return found.setdefault(pattern, tensor) == tensor
+            return bound.setdefault(pattern, tensor) == tensor
         op, (kind, *operands) = records.producer(tensor), pattern
         if op is None or op.kind != kind or len(op.inputs) != len(operands) or (op.after and op is not last):
             return False
         ops.append(op)
-        return all(fits(given, part) for (given, _), part in zip(op.inputs, operands, strict=True))
+        return all(fits(name, part) for (name, _), part in zip(op.inputs, operands, strict=True))
 
     if any(distance for _, distance in last.inputs) or not fits(last.name, _WRITTEN_OUT):
         return None
-    if not any(fits(found["scale"], scale) for scale in _SCALES):
+    if not any(fits(bound["scale"], scale) for scale in _SCALES):
         return None
-    reads = [found[name] for name in ("x", "gamma", "beta", "mean", "var") if name in found]
+    reads = [bound[name] for name in ("x", "gamma", "beta", "mean", "var") if name in bound]
     return reads, [op.name for op in ops[1:]]
