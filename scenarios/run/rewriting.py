@@ -76,6 +76,12 @@ def compile_graph(case: Case, seed: int) -> tuple[Graph, Placement | None, Machi
                 graph, placement = pin_ops(graph, machine, job.device_of), None
             before = graph
             if isinstance(rewrite, ParameterServer):
+                policy = case.decisions.policy
+                if rewrite.asynchronous and isinstance(policy, program_order.InOrder):
+                    message = (
+                        "servers take pushes as they come, and this policy runs their ops in a fixed order"
+                    )
+                    raise InputError(f"{message}; name another, such as ready-queue", path=("asynchronous",))
                 graph = rewrite.apply(graph, machine)
             else:
                 graph = rewrite.apply(graph)

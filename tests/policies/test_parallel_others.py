@@ -147,6 +147,16 @@ def test_a_run_says_how_stale_updates_were(tmp_path: Path) -> None:
     assert ["2", str(told["counts"][2]), f"{100 * told['counts'][2] / 8:.1f}%"] in rows
 
 
+def test_servers_that_take_pushes_as_they_come_have_no_fixed_order(tmp_path: Path) -> None:
+    """In program order an early push waits for another worker's, so the workers would be synchronous."""
+    (tmp_path / "s.yaml").write_text(ASYNCHRONOUS.replace("ready-queue", "in-order"), encoding="utf-8")
+    shown = sim("run", str(tmp_path / "s.yaml"))
+    assert shown.exit_code == 2
+    assert (
+        "s.yaml:13:100: policy.compile.1.asynchronous: parameter-server: servers take pushes" in shown.stderr
+    )
+
+
 def test_synchronous_workers_are_not_stale(tmp_path: Path) -> None:
     text = ASYNCHRONOUS.replace("asynchronous: true", "asynchronous: false").partition("expect")[0]
     (tmp_path / "s.yaml").write_text(text, encoding="utf-8")
