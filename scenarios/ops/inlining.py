@@ -352,6 +352,8 @@ class _Scope:
             )
         predicate = self._identity(f"{name}/begin", inputs[0], after) if after else inputs[0]
 
+        last: dict[str, tuple[str, str]] = {}  # of each branch: its first result, and what ends last
+
         def branch(key: str) -> Any:
             def write(builder: GraphBuilder, names: Mapping[Any, str]) -> list[Any]:
                 starts = self._needs_pivot(sides[key])
@@ -359,8 +361,8 @@ class _Scope:
                 inputs = [names[x] for x in values]
                 results, ends = self._write(sides[key], f"{name}/{key}/", inputs, key, pivot=lambda: pivot)
                 stray = [end for end in ends if end not in results]
-                if stray:  # nothing reads them, but the op ends only when they do
-                    results[0] = self._identity(f"{name}/{key}/end", results[0], stray)
+                end = self._identity(f"{name}/{key}/end", results[0], stray) if stray else results[0]
+                last[key] = results[0], end
                 return results
 
             return write
@@ -370,7 +372,12 @@ class _Scope:
         starts = any(map(self._needs_pivot, sides.values()))
         switched = list(dict.fromkeys([predicate, *values])) if starts else values
         merges = cond(self.builder, name, predicate, switched, branch("then"), branch("else"))
-        return merges, merges
+        if all(result == end for result, end in last.values()):
+            return merges, merges
+        ends = [
+            last[key][1] for key in ("else", "then")
+        ]  # ops that nothing reads: who follows waits for them
+        return merges, [*merges, self.builder.op(f"{name}/end", kind="merge", inputs=ends, duration_ns=0)]
 
     def _while(self, record: Record, inputs: list[Any], after: list[Any]) -> tuple[list[Any], list[str]]:
         name, attributes = self.prefix + record["name"], record["attributes"]

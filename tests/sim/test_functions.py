@@ -171,6 +171,20 @@ STEP = function("step", "i w", {"add": {"inputs": ["i", "w"]}}, "add", "w")
 TEST = function("test", "i w", {"less": {"inputs": ["i"], "duration_ns": 1}}, "less")
 
 
+def test_what_follows_an_if_waits_for_all_of_its_branch_and_what_reads_a_result_does_not() -> None:
+    """As for calls: nothing reads `log`, which ends at 60 ns; the results are there at 30 ns."""
+    yes = function(
+        "yes", "a", {"f": {"inputs": ["a"]}, "log": {"inputs": ["a"], "duration_ns": 40}}, "f", "a"
+    )
+    no = function("no", "a", {"f": {"inputs": ["a"]}}, "f", "a")
+    ops = {"x": {}, "p": {"inputs": ["x"], "attributes": {"outcome": True}}}
+    choice = {"c": use("if", "p x", **{"then": "yes", "else": "no"})}
+    after = {"reads": {"inputs": ["c"]}, "other": {"inputs": ["c:1"]}, "follows": {"after": ["c"]}}
+    trace = checked(graph({**ops, **choice, **after}, yes, no), CPU, ReadyQueue())
+    starts = trace.to_pandas().set_index("op")["start_ns"]
+    assert [starts[name] for name in after] == [30, 20, 60]
+
+
 @pytest.mark.parametrize("trips", [0, 1, 5])
 def test_a_functional_while_with_an_invariant_and_a_condition(trips: int) -> None:
     attributes = {"body": "step", "cond": "test", "trips": trips}
