@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from policies.option_checks import one_of
+from policies.option_checks import name_list, one_of
 from sim import Job
 from sim.base.errors import InputError, UnknownNameError
 from sim.graph.rendezvous_keys import program_order
@@ -296,7 +296,7 @@ class UserOrder:
     """
 
     def __init__(self, ops: Sequence[str]) -> None:
-        self.ops = list(ops)
+        self.ops = name_list("program", "ops", ops)
 
     def order(self, job: Job) -> Sequence[int]:
         """Return every op once, in program order.

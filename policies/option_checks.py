@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import get_args
 
@@ -44,6 +45,41 @@ def one_of(policy: str, option: str, value: object, accepted: Sequence[str]) -> 
     hint = f", did you mean {close!r}?" if close else ""
     message = f"{policy}: {option} must be one of {', '.join(accepted)}; found {value!r}{hint}"
     raise InputError(message, path=(option,))
+
+
+def name_list(policy: str, option: str, value: Sequence[str]) -> list[str]:
+    """Return names as a list.
+
+    Raises
+    ------
+    InputError
+        If it is a single text, which Python takes for a sequence of letters.
+
+    Examples
+    --------
+    >>> name_list("prune", "fetches", "loss")
+    Traceback (most recent call last):
+        ...
+    sim.base.errors.InputError: fetches: prune: fetches must be a list of names; found 'loss'
+    """
+    if isinstance(value, str):
+        raise InputError(f"{policy}: {option} must be a list of names; found {value!r}", path=(option,))
+    return list(value)
+
+
+def pattern_of(wrap: str, option: str = "wrap") -> re.Pattern[str]:
+    """Return the compiled regular expression.
+
+    Raises
+    ------
+    InputError
+        If it is not valid.
+    """
+    try:
+        return re.compile(wrap)
+    except (re.error, TypeError) as error:
+        message = f"must be a regular expression for names of ops; found {wrap}: {error}"
+        raise InputError(message, path=(option,)) from None
 
 
 def whole(policy: str, option: str, value: object, *, least: int = 1, most: int | None = None) -> int:

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from policies.option_checks import one_of
+from policies.option_checks import name_list, one_of
 from policies.parallel.rank_grid import DataParallel
 from policies.parallel.training_step import COMPUTE, HostProgram, Parameter, TrainingStep, shard_nbytes
 from policies.rewrite.records import OpEntry
@@ -261,8 +261,14 @@ class MegatronDDP(DataParallel):
     ) -> None:
         super().__init__(ranks)
         self._bucket_size = None if bucket_size is None else self.whole("bucket_size", bucket_size)
-        listed = overlap if isinstance(overlap, Sequence) else ()
-        self.overlap, self.gather_ahead = overlap is True or "grad_reduce" in listed, "param_gather" in listed
+        of = (
+            ["grad_reduce"] * overlap
+            if isinstance(overlap, bool)
+            else name_list(self.name, "overlap", overlap)
+        )
+        for name in of:
+            one_of(self.name, "overlap", name, ("grad_reduce", "param_gather"))
+        self.overlap, self.gather_ahead = "grad_reduce" in of, "param_gather" in of
         self.distributed = one_of(self.name, "sharding", sharding, ("none", "zero-1")) != "none"
         if self.gather_ahead and not self.distributed:
             message = "param_gather has no effect without sharding: zero-1: nothing is gathered"

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Final
 
-from policies.parallel.training_step import TrainingStep, parts_of_gradients, pattern_of
+from policies.option_checks import pattern_of
+from policies.parallel.training_step import TrainingStep, parts_of_gradients
 from policies.rewrite.records import OpEntry
 from sim.base.errors import GraphError, InputError
 
@@ -124,6 +125,7 @@ class Layers:
         if not self.all:
             raise InputError(f"no op of the forward has a name that matches {wrap}", path=("wrap",))
         self._leave_out_sums()
+        self._read_dispatched()
         self._sum_locally()
         self.own = self._parameters()
         for layer in self.all:
@@ -179,6 +181,25 @@ class Layers:
                 if record.kind == "add_n" and elsewhere and len(makers) == len(record.inputs):
                     layer.backward.remove(name)
                     del self.layer_of[name]
+
+    def _read_dispatched(self) -> None:
+        """Let the backward of experts read the input of their forward, which was dispatched to them.
+
+        Tensor-parallel ranks with sequence parallelism gather it again; experts keep it, as in Megatron-LM
+        (``explicit_expert_comm`` in megatron/core/tensor_parallel/layers.py).
+        """
+        gathered: dict[tuple[str, ...], str] = {}
+        again: dict[str, str] = {}
+        for record in self.step.work:
+            if record.kind == "all_gather" and self._is_forward(record):
+                gathered[*record.reads] = record.name
+            elif record.kind == "all_gather" and (*record.reads,) in gathered:
+                again[record.name] = gathered[*record.reads]
+        for record in self.step.work:
+            if record.name in self.layer_of:
+                record.inputs = [(again.get(tensor, tensor), distance) for tensor, distance in record.inputs]
+        read_ = {tensor for record in self.step.work for tensor in record.reads}
+        self.step.work = [each for each in self.step.work if each.name not in again or each.name in read_]
 
     def _sum_locally(self) -> None:
         """Sum the gradients of a tensor where they are computed, before they leave.

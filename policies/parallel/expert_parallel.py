@@ -31,7 +31,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any, Final
 
-from policies.option_checks import whole
+from policies.option_checks import pattern_of, whole
 from policies.parallel.ddp import fill_buckets, reduce_in_buckets
 from policies.parallel.expert_layers import Layer, Layers
 from policies.parallel.expert_routing import route_tokens
@@ -381,7 +381,7 @@ class ExpertParallel(OnRanks):
         origin: Origin = NOWHERE,
     ) -> None:
         name = "expert-parallel"
-        self.ranks, self.wrap, self.overlap = Ranks.of(name, ranks), wrap, overlap
+        self.ranks, self.wrap, self.overlap = Ranks.of(name, ranks), pattern_of(wrap).pattern, overlap
         self.experts = whole(name, "experts", experts, most=_MOST_EXPERTS)
         n = self.ranks.n or 1
         self.shard = n if shard is None else whole(name, "shard", shard)

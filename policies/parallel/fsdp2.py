@@ -35,6 +35,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Final, Generic, Literal, TypeVar
 
+from policies.option_checks import pattern_of
 from policies.parallel.accumulation import are_in_turn, micro_batches
 from policies.parallel.rank_grid import REPLICAS, REPLICATE, DataParallel
 from policies.parallel.training_step import ROOT, HostProgram, Module, Modules, TrainingStep, shard_nbytes
@@ -102,7 +103,7 @@ class FullyShard(DataParallel):
         reshard_after_backward: bool = True,
     ) -> None:
         super().__init__(ranks)
-        self.wrap = wrap
+        self.wrap = None if wrap is None else pattern_of(wrap).pattern
         self.shard = None if shard is None else self.whole("shard", shard)
         if self.ranks.n is not None:
             self.sizes(self.ranks.n)

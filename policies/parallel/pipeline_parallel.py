@@ -24,7 +24,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from policies.option_checks import whole
+from policies.option_checks import pattern_of, whole
 from policies.parallel.accumulation import add_up, refuse_micro_batches, rename_for
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked, Ranks
 from policies.parallel.training_step import (
@@ -33,7 +33,6 @@ from policies.parallel.training_step import (
     exchange,
     on_compute,
     parts_of_gradients,
-    pattern_of,
 )
 from policies.pipeline.pipeline_schedule import Action, Schedule
 from policies.pipeline.registry import generate

@@ -34,7 +34,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import Final
 
-from policies.option_checks import one_of
+from policies.option_checks import one_of, pattern_of
 from policies.parallel.rank_grid import Grid, OnRanks, Ranked, Ranks
 from policies.parallel.tensor_plan import LOSSES, PRODUCTS, TensorPlan, data_and_weight
 from policies.parallel.training_step import COMPUTE, LINEAR, TrainingStep, exchange, parts_of_gradients
@@ -426,6 +426,7 @@ class TensorParallel(OnRanks):
         self.sequence, self.vocabulary = sequence_parallel, vocabulary
         self.split = split or {}
         for pattern, role in self.split.items():
+            pattern_of(pattern, "split")
             one_of("tensor-parallel", f"split.{pattern}", role, ("column", "row"))
 
     def rewrite_ranks(self, ranked: Ranked) -> Ranked:

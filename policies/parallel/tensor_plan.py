@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from policies.parallel.training_step import pattern_of
+from policies.option_checks import pattern_of
 from policies.rewrite.backward import CUT, OPTIMIZERS, elements
 from policies.rewrite.records import OpEntry, Records
 from sim.base.arrays import group_pairs

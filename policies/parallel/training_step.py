@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Final
 
+from policies.option_checks import pattern_of
 from policies.rewrite.backward import OPTIMIZERS, elements
 from policies.rewrite.records import Edge, OpEntry, Records, free_name, read, write
 from sim import Graph
@@ -321,21 +321,6 @@ class Modules:
         by_gradient = (self.of_gradient[tensor] for tensor in record.tensors if tensor in self.of_gradient)
         read = (self.of_parameter[tensor] for tensor in record.reads if tensor in self.of_parameter)
         return next(by_gradient, None) or (self._match(record) if self.pattern else next(read, None))
-
-
-def pattern_of(wrap: str, option: str = "wrap") -> re.Pattern[str]:
-    """Return the compiled regular expression.
-
-    Raises
-    ------
-    InputError
-        If it is not valid.
-    """
-    try:
-        return re.compile(wrap)
-    except (re.error, TypeError) as error:
-        message = f"must be a regular expression for names of ops; found {wrap}: {error}"
-        raise InputError(message, path=(option,)) from None
 
 
 # ----------------------------------------------------------------------------------------------------------

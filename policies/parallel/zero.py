@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from policies.option_checks import pattern_of
 from policies.parallel.accumulation import micro_batches, refuse_pipelines
 from policies.parallel.ddp import never_overflowing
 from policies.parallel.rank_grid import DataParallel
@@ -406,7 +407,7 @@ class ZeroThree(DataParallel):
         first_step: bool = False,
     ) -> None:
         super().__init__(ranks)
-        self.wrap = wrap
+        self.wrap = None if wrap is None else pattern_of(wrap).pattern
         self.reduce_bucket = self.whole("bucket_size", bucket_size)
         self.limits = Limits(
             self.whole("prefetch", prefetch, least=0),

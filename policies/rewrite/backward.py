@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from policies.option_checks import one_of
+from policies.option_checks import listed, one_of
 from policies.rewrite.records import Edge, ExternalTensor, OpEntry, Records, read, write
 from sim import Graph
 from sim.base.errors import GraphError, UnknownNameError
@@ -135,8 +135,17 @@ def differentiable(record: OpEntry) -> list[tuple[int, Edge]]:
 
     Not the running statistics, last two of a batch_norm, nor the indices, second of what gathers or scatters,
     nor what the attribute ``no_gradient`` names by place.
+
+    Raises
+    ------
+    GraphError
+        If ``no_gradient`` names an input that is not there.
     """
     without = {*record.attributes.get("no_gradient", ())}
+    if without and max(without) >= len(record.inputs):
+        accepted = f"numbers of its {len(record.inputs)} inputs, counted from 0"
+        message = f"op {record.name!r} has no_gradient {max(without)}, which should be {accepted}"
+        raise GraphError(message).about(record.name, "no_gradient")
     if record.kind == "batch_norm" and len(record.inputs) >= 4:
         without |= {len(record.inputs) - 2, len(record.inputs) - 1}
     if record.kind in _INDEXED_KINDS:
@@ -481,7 +490,7 @@ class TrainingRewrite:
 
     def __init__(self, loss: str | None = None, optimizer: str = "sgd", frozen: Sequence[str] = ()) -> None:
         self.optimizer = one_of("training", "optimizer", optimizer, tuple(OPTIMIZERS))
-        self.loss, self.frozen = loss, tuple(frozen)
+        self.loss, self.frozen = loss, tuple(listed("training", "frozen", frozen))
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph of a training step."""

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from policies.option_checks import name_list
 from policies.rewrite.records import Edge, ExternalTensor, OpEntry, Records, frames_given, read, write
 from sim import Graph
 from sim.base.arrays import group_pairs
@@ -57,6 +58,8 @@ class Prune:
 
     Raises
     ------
+    InputError
+        If `fetches`, `feeds` or `targets` is a single text.
     UnknownNameError
         If the graph lacks a name (when applied).
     GraphError
@@ -78,6 +81,11 @@ class Prune:
     targets: Sequence[str] = ()
     explicit: bool = False
     device: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a single text."""
+        for option in ("fetches", "feeds", "targets"):
+            name_list("prune", option, getattr(self, option))
 
     def apply(self, graph: Graph) -> Graph:
         """Return the pruned graph; fed tensors are graph inputs or Args, fetched ones are read by RetVals."""

@@ -21,6 +21,7 @@ from policies.parallel.accumulation import GradientAccumulation
 from policies.parallel.expert_parallel import ExpertParallel
 from policies.parallel.expert_routing import route_tokens
 from policies.parallel.rank_grid import Ranked
+from policies.parallel.tensor_parallel import TensorParallel
 from policies.rewrite.backward import TrainingRewrite
 from policies.rewrite.records import Records, read
 from policies.streams import Recorded
@@ -147,6 +148,27 @@ def test_layers_apart_and_layers_that_are_none() -> None:
     ]
     with pytest.raises(GraphError, match="'ffn' are left and entered again"):
         parallel(forward(2), wrap="ffn")
+
+
+def test_experts_keep_the_dispatched_input_that_sequence_parallel_ranks_gather_again() -> None:
+    b = GraphBuilder("two products before the experts")
+    b.input("x", 80), b.parameter("r", 160), b.parameter("s", 160)
+    facts: dict[str, Any] = {"kind": "matmul", "duration_ns": 8}
+    b.op("wide", inputs=["x", "r"], outputs=320, **facts)
+    b.op("y", inputs=["wide", "s"], outputs=80, **facts)
+    b.parameter("wu", 160), b.parameter("wd", 160)
+    b.op("ffn.up", inputs=["y", "wu"], outputs=320, **facts)
+    b.op("ffn.silu", kind="silu", inputs=["ffn.up"], outputs=320, duration_ns=8)
+    b.op("ffn.down", inputs=["ffn.silu", "wd"], outputs=80, **facts)
+    one = Ranked.of(TrainingRewrite().apply(b.build()), ("gpu0", "gpu1", "gpu2", "gpu3"))
+    split = TensorParallel(2, sequence_parallel=True).rewrite_ranks(one)
+    assert "y/all_gather_again" in split.programs[0].op_names
+    program = ExpertParallel(2, "ffn", experts=4, tokens=8).rewrite_ranks(split).programs[0]
+    assert "y/all_gather_again" not in program.op_names
+    reads = [program.tensor_name(t) for t in program.inputs.row(program.index("ffn.up/weight_grad"))]
+    assert "ffn/dispatch" in reads
+    came = program.index("ffn/combine/grad")
+    assert [program.tensor_name(t) for t in program.inputs.row(came)] == ["ffn.down/loss_grad"]
 
 
 def test_shared_experts_overlap_only_on_another_stream() -> None:

@@ -186,6 +186,8 @@ def test_a_given_program() -> None:
             linear(UserOrder(list(ops)), graph)
     with pytest.raises(UnknownNameError, match=r"^ops\[6\]: unknown op 'k'"):
         linear(UserOrder(list("abcxyzk")), graph)
+    with pytest.raises(InputError, match="program: ops must be a list of names; found 'ba'"):
+        UserOrder("ba")
 
 
 def test_wrong_options_are_refused() -> None:

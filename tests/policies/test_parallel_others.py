@@ -73,6 +73,10 @@ def test_without_overlap_gathers_end_the_step() -> None:
 def test_what_has_no_effect_is_refused() -> None:
     with pytest.raises(InputError, match="param_gather has no effect"):
         MegatronDDP(2, overlap=["param_gather"])
+    with pytest.raises(InputError, match="overlap must be a list of names; found 'param_gather'"):
+        MegatronDDP(2, overlap="param_gather", sharding="zero-1")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="did you mean 'param_gather'"):
+        MegatronDDP(2, overlap=["param_gathers"], sharding="zero-1")  # type: ignore[list-item]
 
 
 # -- parameter servers ----------------------------------------------------------------------------

@@ -167,6 +167,12 @@ def test_wrong_options(options: dict[str, object], message: str) -> None:
         FullyShard(2, **options).apply(layers(FOUR))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("rewrite", [FullyShard, ZeroThree])
+def test_a_wrong_expression_is_refused_before_a_graph_is_there(rewrite: type[FullyShard | ZeroThree]) -> None:
+    with pytest.raises(InputError, match="wrap: must be a regular expression"):
+        rewrite(2, wrap="(")
+
+
 def tied() -> Graph:
     b = GraphBuilder("tied")
     b.input("x", 40), b.parameter("w", 40)

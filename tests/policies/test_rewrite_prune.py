@@ -15,7 +15,7 @@ from policies.issue.ready_queue import ReadyQueue
 from policies.rewrite.prune import Prune
 from policies.rewrite.records import read
 from sim import Device, Graph, GraphBuilder, Machine, simulate
-from sim.base.errors import GraphError, UnknownNameError
+from sim.base.errors import GraphError, InputError, UnknownNameError
 
 
 def test_prune_keeps_ancestors_over_data_and_control_edges() -> None:
@@ -36,6 +36,8 @@ def test_a_feed_cuts_the_graph() -> None:
     assert shape(Prune(["b"], ["a"]).apply(g)) == {"b": ("op", ["feed of a"])}
     with pytest.raises(GraphError, match="everything that is fetched is fed"):
         Prune(["a"], ["a"]).apply(g)
+    with pytest.raises(InputError, match="feeds must be a list of names; found 'ba'"):
+        Prune(feeds="ba")
     with pytest.raises(UnknownNameError, match="did you mean 'b'"):
         Prune(["bb"]).apply(g)
 

@@ -234,6 +234,10 @@ def test_measured_durations_are_taken_over() -> None:
         (layers({"a": {"inputs": ["w"]}, "b": {"inputs": ["w"]}}, {"w": 4}), {}, "found 'a', 'b'; name it"),
         (layers({"a": {"inputs": ["x"]}}, {"w": 4}), {"loss": "a"}, "no parameter that could be"),
         (layers({"p": {}, "s": {"kind": "switch", "inputs": ["x", "p"]}}, {}), {}, "has control flow"),
+        (
+            layers({"a": {"inputs": ["x", "w"], "attributes": {"no_gradient": [0, 2]}}}, {"w": 4}), {},
+            "op 'a' has no_gradient 2, which should be numbers of its 2 inputs, counted from 0",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained(graph: Graph, options: dict[str, Any], message: str) -> None:
@@ -245,6 +249,8 @@ def test_unknown_words() -> None:
     g = layers({"y": {"inputs": ["w"]}}, {"w": 4})
     with pytest.raises(InputError, match="optimizer must be one of sgd, momentum, adam; found 'lamb'"):
         TrainingRewrite(optimizer="lamb")
+    with pytest.raises(InputError, match="frozen must be a list of names; found 'w'"):
+        TrainingRewrite(frozen="w")
     with pytest.raises(UnknownNameError, match="did you mean 'w'"):
         TrainingRewrite(frozen=["ww"]).apply(g)
     with pytest.raises(UnknownNameError, match="unknown op or tensor 'loss'"):
