@@ -179,7 +179,7 @@ _FORMULAS: Final = """
     attention_grad embedding_grad adam lstm gru rnn max_pool average_pool average_pool_grad lrn batch_norm
     resize top_k unique add_n maximum minimum mean_n assign assign_add assign_sub dft grid_sample lp_pool
     global_lp_pool non_max_suppression negative_log_likelihood_loss
-    embedding_bag search_sorted binary_cross_entropy binary_cross_entropy_with_logits stft
+    multinomial embedding_bag search_sorted binary_cross_entropy binary_cross_entropy_with_logits stft
 """
 WITH_FORMULA: Final = frozenset(_FORMULAS.split())
 """Kinds whose cost follows from the shapes of their tensors (`scenarios.ops.op_costs.COSTS`)."""

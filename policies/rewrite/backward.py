@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from policies.option_checks import listed, one_of
+from policies.option_checks import name_list, one_of
 from policies.rewrite.records import Edge, ExternalTensor, OpEntry, Records, read, write
 from sim import Graph
 from sim.base.errors import GraphError, UnknownNameError
@@ -99,7 +99,9 @@ PASSES: Final = frozenset({"identity", "read_variable"})
 
 _NO_NUMBERS = "shape size rank const no_op constant_of_shape range zeros_like ones_like one_hot argmax argmin"
 _STEPS = "sign floor ceil round and or not is_nan is_inf equal not_equal greater less"
-_NO_RESULT = "greater_or_equal less_or_equal search_sorted stop_gradient assign assign_add assign_sub"
+_NO_RESULT = (
+    "greater_or_equal less_or_equal multinomial search_sorted stop_gradient assign assign_add assign_sub"
+)
 
 CUT: Final = frozenset(f"{_NO_NUMBERS} {_STEPS} {_NO_RESULT}".split())
 """Kinds that pass no gradient."""
@@ -134,12 +136,7 @@ def differentiable(record: OpEntry) -> list[tuple[int, Edge]]:
     """Return place and edge of the inputs that may have gradients.
 
     Not the running statistics, last two of a batch_norm, nor the indices, second of what gathers or scatters,
-    nor what the attribute ``no_gradient`` names by place.
-
-    Raises
-    ------
-    GraphError
-        If ``no_gradient`` names an input that is not there.
+    nor what the attribute ``no_gradient`` names by place: `GraphError` if such an input is not there.
     """
     without = {*record.attributes.get("no_gradient", ())}
     if without and max(without) >= len(record.inputs):
@@ -269,7 +266,8 @@ class Backward:
     def _embedding(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
         """Sum the rows of ``dy`` by index; further tables (positions) get sums over the batch."""
         (_, table), *more = inputs
-        reads = [dy[0], op.reads[1]]
+        more_indices = [t for t in op.reads[2:] if t not in self.active and not self._is_parameter(t)]
+        reads = [dy[0], *dict.fromkeys((op.reads[1], *more_indices))]
         self._give(op, table, self._sum(op, "weight_grad", "embedding_grad", reads, table, "W"))
         self.made[-1].flops = max(self.made[-1].flops, op.flops)  # of bags each row, not each sum
         self._broadcast(op, dy[0], more)
@@ -317,9 +315,16 @@ class Backward:
             self._give(op, tensor, grad)
 
     def _movement(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
+        if op.kind in ("concat", "pack") and "aten" in op.attributes:
+            # PyTorch narrows or unbinds dy (cat_tensors_backward in FunctionsManual.cpp): views, no kernel
+            for k, tensor in inputs:
+                view = self.add(op, f"{op.name}/grad{k}", "identity", dy, (self.records.nbytes(tensor),))
+                view.attributes, view.bytes_read, view.bytes_written = {"view_of": 0}, 0, 0
+                self._give(op, tensor, view.name)
+            return
         grad = self._together(op, MOVEMENTS[op.kind], dy, inputs, Fraction(0))
-        if grad.kind == "reduce_sum":
-            grad.flops = elements(self._nbytes(dy[0]), op.dtype)
+        if grad.kind in ("reduce_sum", "resize_grad"):  # each tap of a resize adds, once multiplied
+            grad.flops = max(op.flops, elements(self._nbytes(dy[0]), op.dtype))
         elif grad.kind in ("slice", "split", "unpack"):  # a part is a view of the whole
             grad.bytes_read = grad.bytes_written
         if op.attributes.get("view_of") is not None and len(dy) == len(inputs) == 1:
@@ -490,7 +495,7 @@ class TrainingRewrite:
 
     def __init__(self, loss: str | None = None, optimizer: str = "sgd", frozen: Sequence[str] = ()) -> None:
         self.optimizer = one_of("training", "optimizer", optimizer, tuple(OPTIMIZERS))
-        self.loss, self.frozen = loss, tuple(listed("training", "frozen", frozen))
+        self.loss, self.frozen = loss, tuple(name_list("training", "frozen", frozen))
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph of a training step."""

@@ -156,7 +156,7 @@ _FLOPS_PER_INPUT = {
     1: """reduce_sum reduce_mean reduce_max reduce_min reduce_prod reduce_all reduce_any argmax argmin
         global_average_pool global_max_pool bias_add_grad max_pool_grad non_zero""",
     2: "reduce_l1 reduce_l2 reduce_sum_square reduce_log_sum global_lp_pool",
-    3: "reduce_log_sum_exp softmax_grad",
+    3: "reduce_log_sum_exp softmax_grad multinomial",  # the largest of p / exponential draws (a logarithm)
     7: "softmax_cross_entropy sparse_softmax_cross_entropy binary_cross_entropy_with_logits",
     8: "binary_cross_entropy",  # two logarithms, of x and 1 - x, times t and 1 - t, and two sums
     9: "batch_norm_grad",

@@ -133,6 +133,45 @@ def test_gradients_of_views_have_the_size_of_what_is_viewed() -> None:
     assert (sizes["c/grad_pad"], sizes["a/grad_concat"]) == ((0, 80, 400), (0, 400, 400))
 
 
+def test_the_gradient_of_a_concat_of_pytorch_is_viewed() -> None:
+    ops = {
+        "a": {"kind": "matmul", "inputs": ["x", "w"], "outputs": 100},
+        "b": {"kind": "matmul", "inputs": ["x", "v"], "outputs": 300},
+        "y": {"kind": "concat", "inputs": ["a", "b"], "attributes": {"aten": "aten.cat.default"}},
+    }
+    made = records(TrainingRewrite().apply(layers(ops, {"w": 400, "v": 400})))
+    views = [made[f"y/grad{k}"] for k in (0, 1)]
+    assert [(each.kind, each.reads, each.outputs) for each in views] == [
+        ("identity", ["y/loss_grad"], (100,)),
+        ("identity", ["y/loss_grad"], (300,)),
+    ]
+    assert [(each.bytes_read, each.bytes_written, each.attributes["view_of"]) for each in views] == [
+        (0, 0, 0)
+    ] * 2
+    assert made["b/weight_grad"].reads == ["y/grad1", "x"]
+
+
+def test_the_gradient_of_a_resize_adds_every_tap() -> None:
+    """Four taps of a multiply-add each of a bilinear one; the nearest adds each of the 100 elements."""
+    for flops, found in ((8 * 100, 8 * 100), (0, 100)):
+        ops = {
+            "a": {"kind": "matmul", "inputs": ["x", "w"], "outputs": 100},
+            "y": {"kind": "resize", "inputs": ["a"], "outputs": 400, "flops": flops},
+        }
+        assert records(TrainingRewrite().apply(layers(ops, {"w": 400})))["y/grad"].flops == found
+
+
+def test_the_gradient_of_a_table_reads_all_indices() -> None:
+    """But no further table, whose rows the same op adds."""
+    ops = {"y": {"kind": "gather", "inputs": ["w", "x", "j", "positions"], "outputs": 400}}
+    b = GraphBuilder("rows and columns")
+    b.input("x", 80), b.input("j", 80), b.parameter("w", 4000), b.parameter("positions", 400)
+    for name, facts in ops.items():
+        b.op(name, **facts)
+    made = records(TrainingRewrite().apply(b.build()))["y/weight_grad"]
+    assert (made.reads, made.bytes_read) == (["y/loss_grad", "x", "j"], 400 + 2 * 80)
+
+
 @pytest.mark.parametrize(
     ("kind", "inputs"), [("where", ["m", "a", "x"]), ("scatter_elements", ["x", "m", "a"])]
 )
