@@ -9,7 +9,7 @@ from typing import Any, Final
 from scenarios.cli.output import print_table, strong
 from scenarios.report.diff import Answer
 from sim.base.errors import shorten
-from sim.base.units import format_count, format_duration
+from sim.base.units import format_duration
 from sim.diff.differences import Differences
 from sim.diff.propagated_delays import distinct_durations
 from sim.explain.idle import REASONS
@@ -96,16 +96,18 @@ def _counts(answer: Answer) -> str:
     diff, own_ns = answer.differences, answer.own_ns
     n_a, n_b = len(diff.only_a), len(diff.only_b)
     if diff.same:
-        return f"nothing differs in {format_count(len(diff.pairs.a), 'op')}{_beyond(diff)}"
+        return f"nothing differs in {diff.a.count_text(diff.pairs.a)}{_beyond(diff)}"
     if not len(diff.pairs.a):
-        return f"no op of the {n_a:,} in A and the {n_b:,} in B has the same name: is it the same work?"
+        each = f"the {diff.a.count_text(diff.only_a)} in A and the {diff.b.count_text(diff.only_b)} in B"
+        return f"none of {each} has the same name: is it the same work?"
     parts = [f"{int(diff.moved.sum()):,} start at another time"]
     if own_ns is not None and diff.moved.any():
         parts[0] += f", {int((own_ns != 0).sum()):,} of them by themselves"
     parts.append(f"{int(diff.resized.sum()):,} last longer or shorter")
     parts.append(f"{int(diff.relaned.sum()):,} run on another lane")
     only = "".join(f"; {n:,} in {side} only" for n, side in ((n_a, "A"), (n_b, "B")) if n)
-    matched = f"{len(diff.pairs.a):,} ops are in both ({_MATCHED_BY[diff.pairs.by]}){only}"
+    are = "is" if len(diff.pairs.a) == 1 else "are"
+    matched = f"{diff.a.count_text(diff.pairs.a)} {are} in both ({_MATCHED_BY[diff.pairs.by]}){only}"
     return f"{matched}\nof those in both {'; '.join(parts)}{_beyond(diff)}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -227,14 +227,14 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
     full = [row | _over_devices(row) for row in rows]
     present = {title: key for title, key in numbers.items() if any(row.get(key) is not None for row in full)}
     columns = {key: present.get(key, key) for key in (*settings, "policy", "makespan", *present, sought)}
-    lines, failures, unused = [], [], {}
+    lines, unused, failed_of = [], {}, defaultdict[str, list[str]](list)
     for row, line in zip(
         full, text_table(full, [f"{key}: {present.get(key, key)}" for key in columns]), strict=True
     ):
         name = _row_name(row, settings)
         if row["error"]:
             line["makespan"] = row["outcome"]
-            failures.append(f"{name}: {row['error']}")
+            failed_of[row["error"]].append(name)
         else:
             mark = "*" if row[goal.column] == best else "" if best is None else " "
             line[sought] = shown_result(goal.what, row[goal.column]) + mark
@@ -246,8 +246,11 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
         print(f"* {greatest if goal.most else smallest} {goal.what}")
     for note in (*unused_notes(unused), *no_gap_notes(row.get("no_gap") for row in rows)):
         print(note)
-    if failures:  # below the table, because long messages in a column would leave no room for the others
-        print("\n" + "\n".join(failures))
+    if failed_of:  # below the table, because long messages in a column would leave no room for the others
+        print()
+    for error, (first, *more) in failed_of.items():
+        also = f" and {format_count(len(more), 'more point')}" if more else ""
+        print(f"{first}{also}: {error}")
 
 
 _PEAK: Final = ".peak_memory_bytes"

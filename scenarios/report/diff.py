@@ -186,7 +186,8 @@ def _side(schedule: OpSchedule) -> dict[str, Any]:
         "title": schedule.title,
         "makespan_ns": schedule.makespan_ns,
         "recorded": schedule.recorded,
-        "ops": int(schedule.compared.sum()),
+        "ops": int((schedule.compared & (schedule.device != UNSET)).sum()),
+        "transfers": int((schedule.compared & (schedule.device == UNSET)).sum()),
     }
 
 

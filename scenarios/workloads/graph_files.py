@@ -29,7 +29,7 @@ from scenarios.importers.files import TRACES, files_in
 from scenarios.recorded.changes import AnyWhatIf, ManyRanks, apply_changes
 from scenarios.workloads.workload import Workload
 from sim.base import plugins
-from sim.base.errors import InputError, ScenarioError
+from sim.base.errors import InputError, ScenarioError, UnknownOptionError
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
 
@@ -105,6 +105,11 @@ class ImportedFile(Workload):
         options = {"format": None if key == "graph" else key, **options, **(self.__pydantic_extra__ or {})}
         try:
             graph = load_graph(_files(document, getattr(self, key), options["format"]), **options)
+        except UnknownOptionError as error:
+            known = dict.fromkeys((*error.known, *type(self).model_fields))
+            raise document.wrong(
+                UnknownOptionError(error.what, error.option, known), ("workload",)
+            ) from error
         except InputError as error:  # about an option, else about the file
             raise document.wrong(error, ("workload",) if error.path else ("workload", key)) from error
         with document.placing("workload"):

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sim.base.arrays import LATEST_NS, BoolArray, Codes, IntArray
+from sim.base.arrays import LATEST_NS, UNSET, BoolArray, Codes, IntArray
 from sim.base.errors import InputError, UnknownNameError, extra, hint
 from sim.base.files import StrPath, loads_once, read_bytes
 from sim.base.intervals import union
+from sim.base.units import format_count
 from sim.explain.derived import DerivedColumns
 from sim.export.tables import text_of_csv
 from sim.record.record import Record
@@ -114,6 +115,12 @@ class OpSchedule:
     def lane_of(self, row: int) -> str:
         """Return the name of a row's lane."""
         return self.lanes[int(self.lane[row])]
+
+    def count_text(self, rows: IntArray) -> str:
+        """Return how many of the rows are ops and how many transfers, as in "3 ops and 1 transfer"."""
+        transfers = int((self.device[rows] == UNSET).sum())
+        ops = format_count(len(rows) - transfers, "op")
+        return f"{ops} and {format_count(transfers, 'transfer')}" if transfers else ops
 
     def frame_of(self, row: int) -> str:
         """Return the loops and iterations in which a row ran."""

@@ -122,6 +122,11 @@ def test_two_scenarios_and_the_exit_status(tmp_path: Path) -> None:
     assert same.stdout.endswith("makespan 45 us in A, 45 us in B: the same\nnothing differs in 4 ops\n")
 
 
+def test_transfers_are_counted_apart_from_ops(root: Path) -> None:
+    example = root / "scenarios" / "examples" / "rendezvous.yaml"
+    assert sim("diff", example, example).stdout.endswith("nothing differs in 9 ops and 2 transfers\n")
+
+
 @pytest.mark.parametrize("ending", ["csv", "json.gz", "parquet"])
 def test_a_table_of_ops(tmp_path: Path, ending: str) -> None:
     if ending == "parquet":
@@ -381,7 +386,7 @@ def test_other_work_has_nothing_in_common(tmp_path: Path) -> None:
     assert re.search(r"\nin A only .* time .*\na .* 40 us ", told)
     (tmp_path / "c.csv").write_text("op,start_ns,end_ns\nq,0,1\n")
     told = sim("diff", a, tmp_path / "c.csv").stdout.splitlines()[3]
-    assert told == "no op of the 4 in A and the 1 in B has the same name: is it the same work?"
+    assert told == "none of the 4 ops in A and the 1 op in B has the same name: is it the same work?"
 
 
 def test_a_table_of_twice_the_same_op_pairs_them_in_order(tmp_path: Path) -> None:

@@ -64,6 +64,15 @@ def test_a_graph_file_that_is_not_what_it_says(tmp_path: Path) -> None:
     )
 
 
+def test_a_misspelt_key_beside_a_graph_file_names_the_nearest(tmp_path: Path) -> None:
+    graph = b'{"schema": "sim.graph/1", "name": "g", "ops": [{"name": "a", "duration_ns": 1}]}'
+    (tmp_path / "g.json").write_bytes(graph)
+    head, _, _ = GOOD.partition("  ops:")
+    result = sim("run", write(tmp_path, head + "  graph: g.json\n  formt: graph-json\n"))
+    assert result.exit_code == 2
+    assert result.stderr.endswith("has no option 'formt'; did you mean 'format'?\n")
+
+
 def test_a_recording_that_is_damaged_is_named_once(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text('{"schemaVersion": 1, "traceEvents": []}')

@@ -377,6 +377,10 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
         (in_pipeline(stages="[{}, {forward: 2ms}]", micro_batches=0), "micro_batches"),
         (in_pipeline(ranks=4), "has stages and ranks; give stages"),
         (in_pipeline(backward="1ms"), "backward is 1000000 ns, and input_grad and weight_grad add up to"),
+        (
+            in_pipeline(backward="[1ms, 2ms]"),
+            "is not a quantity; accepted: ns, us, ms, s, min, h, as in '10us'",
+        ),
         (in_pipeline(bakward="1ms"), "no such key; did you mean 'backward'?"),
         (
             ["policy.checkpoint=allways"],

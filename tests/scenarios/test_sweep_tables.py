@@ -46,6 +46,15 @@ def test_the_best_of_what_is_sought_has_the_star(goal: list[str], starred: str, 
     assert lines[5] == f"best: micro_batches={lines[1].split()[0]}, gpipe: {goal[1]} {value}"
 
 
+def test_an_error_of_several_points_is_said_once(tmp_path: Path) -> None:
+    vary = ["--vary", "seed=1,2,3", "--vary", "workload.ops.b.duration=1us,xx"]
+    lines = sim("sweep", write(tmp_path), *vary).stdout.splitlines()
+    assert lines[-1].startswith(
+        "seed=1, duration=xx and 2 more points: invalid: --vary workload.ops.b.duration"
+    )
+    assert sum("is not a number" in line for line in lines) == 1
+
+
 def test_utilisation_is_of_the_devices_that_run_ops(tmp_path: Path) -> None:
     # 10 us on gpu0, 2 us over the switch, 8 us on gpu1: 50 % and 40 % of 20 us. No op runs on sw and cpu0.
     devices = "{gpu0: {kind: gpu}, gpu1: {kind: gpu}, sw: {kind: switch}, cpu0: {kind: cpu}}"

@@ -449,7 +449,7 @@ def test_a_run_does_not_differ_from_itself(seed: int) -> None:
     a, _ = drawn(seed)
     answer = Answer(compared(a, a)).to_json()
     assert answer["same"]
-    assert answer["matched"] == answer["a"]["ops"]
+    assert answer["matched"] == answer["a"]["ops"] + answer["a"]["transfers"]
     assert not answer["moved"]
     assert answer["first_moved"] is None
     assert answer["idle"] == {}
