@@ -1,4 +1,4 @@
-"""What may go wrong with a machine: parts fail, slow down and come back; who notices, and what follows."""
+"""Faults of a machine: parts fail, slow down and are repaired; how this is detected, and what follows."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from sim.base.units import NS_PER_S, format_bytes, format_duration
 from sim.machine.machine import Machine
 
 # ----------------------------------------------------------------------------------------------------------
-# How fast a part of the machine works as time goes on: at full speed, slower, or not at all.
+# The speed of a part of the machine over time: full, reduced or zero.
 #
 #     factor 2 from 10 to 30 ns        rate  1 ─────┐          ┌─────      20 ns of work begun at 0
 #                                                   └──────────┘           are done at 30: 10, and 20 / 2
 #                                           0      10         30
 #
-# Rates are exact fractions, constant between two changes. So what began before a change and ends after it has
-# had exactly its share, and nobody has to look at running work when a change comes. Of several slow-downs at
-# one time the slowest counts.
+# Rates are exact fractions, constant between two changes. So the end of work that spans a change is exact,
+# and running work need not be updated at a change. Of several slow-downs at one time the slowest counts.
 
 FOREVER: Final = 1 << 62
-"""In place of an end: there is none. Later than any time of a run."""
+"""Stands for "never": later than any time of a run."""
 
 
 class Window(NamedTuple):
-    """From `start_ns` to `end_ns` work takes `factor` times as long; None: nothing is done at all."""
+    """From `start_ns` to `end_ns` work takes `factor` times as long; None: the part stands still."""
 
     start_ns: int
     end_ns: int
@@ -42,12 +41,12 @@ class Window(NamedTuple):
 
 
 class SpeedProfile:
-    """The rate of one part: work done a ns.
+    """The rate of one part over time, in work per ns.
 
     Parameters
     ----------
     windows : iterable of Window
-        By start; read only as far as somebody asks.
+        Sorted by start; read only as far as needed.
 
     Examples
     --------
@@ -64,13 +63,13 @@ class SpeedProfile:
         self._under_way: list[tuple[int, int, Fraction | None]] = []  # (end, number, factor)
         self._number = 0
         self._from_ns: list[int] = []
-        self._rates: list[Fraction | int] = []  # whole where they can be: much faster
+        self._rates: list[Fraction | int] = []  # integers where possible: much faster
         self._done: list[Fraction | int] = []  # work done from time 0 to `_from_ns`
-        self._until_ns = 0  # the rates are known up to there
+        self._until_ns = 0  # rates are known up to this time
         self._extend()
 
     def rate(self, time_ns: int) -> tuple[Fraction | int, int]:
-        """Return the rate at a time, and until when it holds at least."""
+        """Return the rate at a time, and a time until which it does not change."""
         k = self._segment(time_ns)
         return self._rates[k], self._from_ns[k + 1] if k + 1 < len(self._from_ns) else self._until_ns
 
@@ -80,7 +79,7 @@ class SpeedProfile:
         return self._done[k] + self._rates[k] * (time_ns - self._from_ns[k])
 
     def completion_ns(self, work: Fraction | int) -> int | None:
-        """Return the first whole ns at which so much work has been done since time 0; None: never."""
+        """Return the first whole ns at which `work` has been done since time 0; None: never."""
         while self._until_ns < FOREVER and self.work_done(self._until_ns - 1) < work:
             self._extend()
         k = max(bisect_right(self._done, work) - 1, 0)
@@ -101,7 +100,7 @@ class SpeedProfile:
         return bisect_right(self._from_ns, time_ns) - 1
 
     def _extend(self) -> None:
-        """Learn the rate from `_until_ns` to the next change."""
+        """Compute the rate from `_until_ns` to the next change."""
         now_ns = self._until_ns
         while self._next is not None and self._next.start_ns <= now_ns:
             if self._next.end_ns > now_ns:
@@ -119,35 +118,35 @@ class SpeedProfile:
         self._from_ns.append(now_ns)
         self._rates.append(0 if None in factors else 1 if slowest is None else 1 / slowest)
         if any(end_ns == FOREVER and factor is None for end_ns, _, factor in self._under_way):
-            self._until_ns = FOREVER  # it stands still for good
+            self._until_ns = FOREVER  # it stands still for ever
             return
         begins = FOREVER if self._next is None else self._next.start_ns
         self._until_ns = min([begins, *(end for end, _, _ in self._under_way[:1])])
 
 
 # ----------------------------------------------------------------------------------------------------------
-# When machines fail or become slow: every component meets its own luck, whatever the run does meanwhile.
+# When machines fail or become slow: each component has its own random stream, independent of the run.
 #
 #     gpu: {of: device, mtbf: 50000h}      component 0 ───x────────────────x────►   a stream each, of
 #                                          component 1 ────────────x────────────►   exponential gaps, from
 #     psu: {at: [3h], worker: 7}                         x                          seed, name and number
 #
-# Time goes on for a machine that is in repair or spare, so another recovery policy meets the same failures.
+# A machine in repair, or a spare one, has events too, so all recovery policies meet the same failures.
 
 
 @dataclass(frozen=True)
 class Source:
-    """What happens to machines now and then.
+    """A source of events that happen to machines.
 
     Attributes
     ----------
     name : str
     mtbf_ns : Fraction or None
-        Mean time between two events of one component; None: they happen at given times.
+        Mean time between two events of one component; None: events happen only at the times `at`.
     per_machine : int
-        Components of a machine.
+        Number of components per machine.
     at : tuple of (int, int)
-        Times in ns, each with its machine.
+        Times in ns, each with the number of a machine.
     """
 
     name: str
@@ -156,12 +155,12 @@ class Source:
     at: tuple[tuple[int, int], ...] = ()
 
     def rate(self, machines: int) -> Fraction:
-        """Return the events of so many machines in a nanosecond, but those at given times."""
+        """Return the number of random events per ns on so many machines."""
         return Fraction(0) if self.mtbf_ns is None else machines * self.per_machine / self.mtbf_ns
 
 
 class FaultEvent(NamedTuple):
-    """It happens to a machine, by one of several sources."""
+    """An event of one of several sources on a machine."""
 
     time_ns: int
     source: int
@@ -169,12 +168,12 @@ class FaultEvent(NamedTuple):
 
 
 def arrivals(sources: Sequence[Source], machines: int, seed: int) -> Iterator[FaultEvent]:
-    """Yield what happens to machines, by time, source and component; for ever where there is a rate."""
+    """Yield the events on machines, by time, source and component; endless if a source has an MTBF."""
     yield from merge(*(_arrivals_of_source(source, n, machines, seed) for n, source in enumerate(sources)))
 
 
 def times_of(source: Source, component: int, seed: int) -> Iterator[int]:
-    """Yield when something happens to one component, each of which is a machine by itself.
+    """Yield the times of events on one component, where each machine has one component.
 
     Examples
     --------
@@ -201,7 +200,7 @@ def _arrivals_of_source(source: Source, number: int, machines: int, seed: int) -
         yield from (FaultEvent(time_ns, number, machine) for time_ns, machine in sorted(source.at))
         return
     mean, key = float(source.mtbf_ns), [seed, *b"failures", *source.name.encode()]
-    # The first gap of component i is draw i of one stream. Few need more: these are of a stream of its own.
+    # The first gap of component i is draw i of one stream. Further gaps come from a stream per component.
     first = np.random.default_rng(key).exponential(mean, machines * source.per_machine).tolist()
     coming = [(_whole_ns(gap), component) for component, gap in enumerate(first)]
     heapify(coming)
@@ -225,31 +224,31 @@ def _whole_ns(gap: float) -> int:
 # ----------------------------------------------------------------------------------------------------------
 
 NCCL_TIMEOUT_NS: Final = 600 * NS_PER_S
-"""How long PyTorch lets a collective over NCCL take by default: 10 minutes, counted from the host's call
+"""PyTorch's default timeout of a collective over NCCL: 10 minutes, counted from the host's call
 (pytorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp: ``kProcessGroupNCCLDefaultTimeout``;
 ProcessGroupNCCL.cpp: ``workStartTime_``, set when a ``WorkNCCL`` is made, and ``checkTimeout``). Its
-watchdog looks every 100 ms; here it looks at once."""
+watchdog polls every 100 ms; here the timeout takes effect at once."""
 
 PartKind = Literal["device", "worker", "link"]
 
 
 @dataclass(frozen=True)
 class Cause(Source):
-    """Why parts of a machine fail or become slow. The numbers in `at` are places in `parts`.
+    """A cause of failures or slow-downs of parts of a machine. The numbers in `at` are indices into `parts`.
 
     Attributes
     ----------
     kind : str
-        What the parts are.
+        The kind of the parts.
     parts : tuple of int
         Positions of devices or links in the machine, or of workers in `Machine.hosts_in_order`.
     factor : Fraction or None
-        So many times longer does all take; None: the part fails.
+        Factor by which work takes longer; None: the part fails.
     lasts_ns : int or None
-        So long after, the part is repaired, or as fast as before; None: never.
+        Time until the part is repaired, or as fast as before; None: for ever.
     silent : bool
-        Of a failure: whether connections stay open, as when a machine loses power. Who sends to it, or waits
-        for what it sends, notices only after the connection's timeout. Links fail silently, always.
+        For a failure: whether connections stay open, as when a machine loses power. Then senders to it, and
+        receivers from it, notice only after the connection's timeout. Links always fail silently.
     """
 
     kind: PartKind = "device"
@@ -260,7 +259,7 @@ class Cause(Source):
 
 
 class HealthCheck(NamedTuple):
-    """The master asks all workers every `interval_ns`, from time 0, and waits `timeout_ns` for an answer."""
+    """The master polls all workers every `interval_ns`, from time 0, and waits `timeout_ns` for an answer."""
 
     interval_ns: int
     timeout_ns: int = 0
@@ -268,22 +267,22 @@ class HealthCheck(NamedTuple):
 
 @dataclass(frozen=True)
 class Faults:
-    """Everything that may go wrong in a run.
+    """All faults of a run, and the reaction to them.
 
     Attributes
     ----------
     causes : tuple of Cause
     connection_timeout_ns : int or None
-        After it a Send or Recv fails that cannot go on; None: it waits for ever.
+        Time after which a Send or Recv that cannot go on fails; None: it waits for ever.
     collective_timeout_ns : int or None
-        The same of a collective, from its launch on a rank.
+        The same for a collective, from its launch on a rank.
     health_check : HealthCheck or None
     restart_ns : int or None
-        What starting all processes anew takes; None: the run ends where a step is aborted.
+        Time to restart all processes; None: the run ends when a step is aborted.
     every_steps : int or None
-        A checkpoint is written after so many steps; None: never, a restart begins with the first step.
+        Number of steps between checkpoints; None: there are none, and a restart begins with the first step.
     restore_ns : int
-        What loading one takes.
+        Time to load a checkpoint.
     """
 
     causes: tuple[Cause, ...] = ()
@@ -304,7 +303,7 @@ class Failed(NamedTuple):
     back_ns : int or None
         When it is repaired; None: never.
     cause, kind, name : str
-        Of the failure; what the part is; its name.
+        Name of the failure's cause; kind of the part; name of the part.
     part : int
         Its number, as in `Cause.parts`.
     silent : bool
@@ -320,17 +319,17 @@ class Failed(NamedTuple):
 
 
 class Detection(NamedTuple):
-    """Who noticed that a step cannot go on.
+    """The detection that a step cannot go on.
 
     Attributes
     ----------
     how : str
         ``send-recv``, ``health-check`` or ``timeout`` (of a collective).
     by : str
-        Device that noticed, or ``master``.
+        Device that detected it, or ``master``.
     time_ns : int
     what : str
-        The transfer, collective or worker that told it.
+        The transfer, collective or worker by which it was detected.
     """
 
     how: str
@@ -340,20 +339,20 @@ class Detection(NamedTuple):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a machine is like from some time on: the failures that come, and how fast its parts work.
+# The conditions of a machine from some time on: its failures, and the speed of its parts.
 #
-# Everything follows from the causes and the seed, and is asked for as time goes on: nobody knows how long a
-# run is before it is over. Times are counted from the beginning of an *attempt*, which is the run of some
-# steps up to their end, or to the failure that aborts one.
+# Everything follows from the causes and the seed, and is computed on demand, because the length of a run is
+# not known in advance. Times are counted from the beginning of an *attempt*: a run of some steps up to their
+# end, or to the failure that aborts one.
 
-_STEADY: Final = (1, FOREVER)
+_FULL_SPEED: Final = (1, FOREVER)
 
 MOST_FAILURES: Final = 1_000_000
-"""Most failures of a run, and changes of a link until something arrives: one that meets more gets nowhere."""
+"""Maximum number of failures of a run, and of changes of a link during one transfer."""
 
 
 def failures_of(faults: Faults, machine: Machine, seed: int) -> Iterator[Failed]:
-    """Yield the failures of parts from time 0 on, by time, cause and part; for ever where there is a rate."""
+    """Yield the failures of parts from time 0 on, by time, cause and part; endless if a cause has an MTBF."""
     causes = [cause for cause in faults.causes if cause.factor is None]
     yield from merge(*(_failures(cause, machine, seed) for cause in causes), key=attrgetter("time_ns"))
 
@@ -368,7 +367,7 @@ def _failures(cause: Cause, machine: Machine, seed: int) -> Iterator[Failed]:
 
 
 def part_name(machine: Machine, kind: str, part: int) -> str:
-    """Return what a device, worker or link is called."""
+    """Return the name of a device, worker or link."""
     if kind == "worker":
         return machine.hosts_in_order[part].name
     return machine.devices[part].name if kind == "device" else machine.links[part].name
@@ -383,7 +382,7 @@ class Conditions:
     machine : Machine
     seed : int
     from_ns : int
-        When the attempt begins; times here are counted from then.
+        Begin of the attempt; the times here are relative to it.
     """
 
     def __init__(self, faults: Faults, machine: Machine, seed: int, from_ns: int = 0) -> None:
@@ -391,11 +390,11 @@ class Conditions:
         self._machine, self._seed = machine, seed
 
     def failures(self) -> Iterator[Failed]:
-        """Yield what fails, by time; for ever where there is a rate."""
+        """Yield the failures, by time; endless if a cause has an MTBF."""
         return self._failures(self.faults)
 
     def failures_of_devices(self) -> Iterator[Failed]:
-        """Yield how each device and worker fails first; one that failed is not back in the same attempt."""
+        """Yield the first failure of each device and worker; within an attempt, none is repaired."""
         causes = [cause for cause in self.faults.causes if cause.factor is None and cause.kind != "link"]
         pending: set[tuple[PartKind, int]] = set()
         for cause in causes:
@@ -411,12 +410,12 @@ class Conditions:
 
     def _failures(self, faults: Faults) -> Iterator[Failed]:
         for failed in failures_of(faults, self._machine, self._seed):
-            if failed.time_ns > self.from_ns or not self.from_ns:  # all starts anew when that is over
+            if failed.time_ns > self.from_ns or not self.from_ns:  # repairs before a restart do not count
                 back_ns = None if failed.back_ns is None else failed.back_ns - self.from_ns
                 yield failed._replace(time_ns=failed.time_ns - self.from_ns, back_ns=back_ns)
 
     def next_standstill_ns(self, link: int, from_ns: int) -> int | None:
-        """Return from when a link is down, at `from_ns` or later; None: it never is."""
+        """Return the first time from `from_ns` on at which a link is down; None: never."""
         pace = self._outages.get(link)
         while pace is not None and from_ns < FOREVER:
             rate, until_ns = pace.rate(from_ns)
@@ -427,7 +426,7 @@ class Conditions:
 
     @cached_property
     def paces(self) -> dict[int, SpeedProfile]:
-        """How fast devices work, those of which it may change."""
+        """The speed of the devices whose speed may change."""
         machine = self._machine
         workers = [[machine.device_index(name) for name in host.serves] for host in machine.hosts_in_order]
         return self._paces(
@@ -447,12 +446,12 @@ class Conditions:
 
     @cached_property
     def link_paces(self) -> dict[int, SpeedProfile]:
-        """How fast links carry bytes, those of which it may change; of links of one medium the first."""
+        """The speed of the links whose speed may change; for links of one medium, of the first."""
         return self._paces_of_links(self.faults.causes)
 
     @cached_property
     def _outages(self) -> dict[int, SpeedProfile]:
-        """When links are down, and nothing else of them."""
+        """The speed of links by failures alone, without slow-downs."""
         return self._paces_of_links(cause for cause in self.faults.causes if cause.factor is None)
 
     def _paces_of_links(self, causes: Iterable[Cause]) -> dict[int, SpeedProfile]:
@@ -472,7 +471,7 @@ class Conditions:
         return {part: SpeedProfile(merge(*seqs, key=attrgetter("start_ns"))) for part, seqs in spans.items()}
 
     def _windows(self, cause: Cause, position: int) -> Iterator[Window]:
-        """Yield when a cause meets the part at a place of its list."""
+        """Yield the windows in which a cause affects one of its parts."""
         for time_ns in times_of(cause, position, self._seed):
             start_ns = time_ns - self.from_ns
             end_ns = FOREVER if cause.lasts_ns is None else start_ns + cause.lasts_ns
@@ -480,25 +479,23 @@ class Conditions:
                 yield Window(max(start_ns, 0), end_ns, cause.factor)
 
     def _rate_of_link(self, link: int, time_ns: int) -> tuple[Fraction | int, int]:
-        """Return the rate of a link at a time, and until when it holds at least."""
+        """Return the rate of a link at a time, and a time until which it does not change."""
         pace = self.link_paces.get(link)
-        return _STEADY if pace is None else pace.rate(time_ns)
+        return _FULL_SPEED if pace is None else pace.rate(time_ns)
 
     def arrival_ns(self, links: Sequence[tuple[int, int | None]], start_ns: int, nbytes: int) -> int | None:
-        """Return when bytes are there that begin to flow at `start_ns` over links that they do not share.
-
-        None: never.
+        """Return when bytes that start at `start_ns` over links that they do not share arrive; None: never.
 
         Parameters
         ----------
         links : sequence of (int, int or None)
-            Each with its bandwidth in bytes/s, None: unlimited. A number without a pace never changes.
+            Each with its bandwidth in bytes/s; None: unlimited.
         start_ns, nbytes : int
 
         Raises
         ------
         StuckError
-            The links change too often meanwhile.
+            The links change too often during the transfer.
         """
         remaining: Fraction | int = nbytes * NS_PER_S
         time_ns = start_ns

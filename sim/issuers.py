@@ -1,7 +1,7 @@
-"""Who issues: the free issuers of each group, in machine order; who is asked, and who copies.
+"""Issuers during a run: the free ones of each group, and those that copy pageable memory.
 
 A transfer of pageable memory (`sim.job.transfers`) takes a free issuer when it is issued and keeps it to its
-end. Without one it waits, first come first served, before any op.
+end. Without a free one it waits, first come, first served, ahead of all ops.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _by_index = attrgetter("index")
 
 
 class Issuers:
-    """The issuers of a machine that are free.
+    """The free issuers of a machine.
 
     Parameters
     ----------
     machine : Machine
     policy : Policy
-        Whom they ask.
+        The policy that they ask for tasks.
     copies : mapping of int to int
         Node → group, for the transfers that one of its issuers has to make.
 
@@ -41,15 +41,15 @@ class Issuers:
     idle : list of lists of Issuer
         The free issuers of each group.
     changed : set of int
-        Groups in which a task has become eligible, or an issuer free, since they were asked; all of them,
-        always, unless the policy has ``scope = "group"``.
+        Groups in which a task has become eligible, or an issuer free, since they were last asked; never
+        cleared unless the policy has ``scope = "group"``.
     stopped : set of int
         Groups that take nothing more.
     """
 
     def __init__(self, machine: Machine, policy: Policy, copies: Mapping[int, int]) -> None:
         self.policy, self.copies = policy, copies
-        self._copying: dict[int, Issuer] = {}  # id of a transfer → who makes it
+        self._copying: dict[int, Issuer] = {}  # id of a transfer → the issuer that makes it
         self._waiting: dict[int, deque[Task]] = {group: deque() for group in sorted(set(copies.values()))}
         self.idle: list[list[Issuer]] = [[] for _ in machine.hosts_in_order]
         self.changed: set[int] = set()
@@ -58,7 +58,7 @@ class Issuers:
             self.free(issuer)
 
     def free(self, issuer: Issuer | None) -> None:
-        """Let an issuer be asked from now on."""
+        """Make an issuer free, so that it is asked again."""
         assert issuer is not None
         if issuer.group in self.stopped:
             return
@@ -66,15 +66,15 @@ class Issuers:
         self.changed.add(issuer.group)
 
     def stop(self, groups: Set[int]) -> None:
-        """Let nobody of these groups take, or copy, anything from now on."""
+        """Stop the issuers of groups: they take and copy nothing more."""
         self.stopped |= groups
         for group in groups:
             self.idle[group].clear()
 
     def ask(self, take: Callable[[Issuer, Task], None]) -> None:
-        """Ask until none takes a task; ``take(issuer, task)`` says what becomes of one that is taken.
+        """Ask free issuers until none takes a task; call ``take(issuer, task)`` for each task taken.
 
-        Of a policy with ``scope = "group"`` only the groups are asked where something has changed.
+        If the policy has ``scope = "group"``, only groups in which something changed are asked.
         """
         ask = self.policy.next
         if self.policy.scope == "group":
@@ -97,7 +97,7 @@ class Issuers:
                         take(issuer, task)
 
     def begin_copy(self, transfer: Task) -> bool:
-        """Let `transfer` have an issuer if it needs one; return whether it can be issued now."""
+        """Reserve an issuer for `transfer` if it needs one; return whether it can be issued now."""
         group = self.copies.get(transfer.op)
         if group is None or transfer.dead:
             return True
@@ -117,20 +117,20 @@ class Issuers:
         return None
 
     def end_copy(self, transfer: Task) -> None:
-        """Let who made `transfer`, if anybody did, be asked again."""
+        """Free the issuer that made `transfer`, if one did."""
         issuer = self._copying.pop(transfer.id, None)
         if issuer is not None:
             self.free(issuer)
 
 
 def refuse_wrong(policy: Policy, job: Job, n_nodes: int, issuer: Issuer, task: Task) -> None:
-    """Refuse what a policy gave an issuer and should not have.
+    """Raise if a policy gave an issuer something that the issuer may not take.
 
     Raises
     ------
     InputError
-        It is no task, or one that was taken before, is not eligible, is for another group of issuers, or is
-        another one than it was.
+        It is not a task, or the task was taken before, is not eligible, is for another group of issuers, or
+        was modified.
     """
     gave = f"policy {type(policy).__name__} gave {issuer.name}"
     if not isinstance(task, Task):
@@ -150,24 +150,24 @@ def refuse_wrong(policy: Policy, job: Job, n_nodes: int, issuer: Issuer, task: T
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Sessions that are processes of their own: each has its own host threads and its own streams.
+# Sessions in processes of their own: each has its own host threads and streams.
 #
 #     one process      gpu0/host         a0 b0 a1 b1  ──►  gpu0/0        one thread launches for both
 #     two processes    gpu0/host/a       a0 a1        ──►  gpu0/0        each launches for itself; how the
-#                      gpu0/host/b       b0 b1        ──►  gpu0/1        device serves both is the device's
+#                      gpu0/host/b       b0 b1        ──►  gpu0/1        device shares is up to the device
 #
-# An op says by its attribute ``process`` which one it is of (`scenarios.workloads.sessions`); one that a
-# rewrite made is of the process of its neighbours. Workers of a CPU are its cores, which processes share, and
-# so are the threads of a host whose threads are such workers.
+# The attribute ``process`` of an op names its process (`scenarios.workloads.sessions`); an op that a rewrite
+# made belongs to the process of its neighbours. Workers of a CPU are its cores, so processes share them; they
+# also share the threads of a host whose threads are such workers.
 
 
 def process_names(graph: Graph) -> list[str]:
-    """Return the processes that ops of a graph say they are of."""
+    """Return the processes that the ops of a graph name."""
     return list(dict.fromkeys(map(str, graph.attribute("process").values())))
 
 
 def with_processes(job: Job) -> Job:
-    """Return `job` with a host for each process, if there are several, and the streams that it has.
+    """Return `job` with a host, and streams, for each process, if there are several.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def with_processes(job: Job) -> Job:
     for d, device in enumerate(devices):
         users = np.unique(process_of[job.device_of == d])
         if len(users) > 1 and device.for_processes is not None:
-            # Each has streams of its own, assigned as if the others were not there.
+            # Each process has streams of its own, assigned as if it were alone.
             devices[d] = device.for_processes(device, len(users))
             for index, process in enumerate(users.tolist()):
                 ops = (job.device_of == d) & (process_of == process)
@@ -205,7 +205,7 @@ def with_processes(job: Job) -> Job:
 
 
 def _process_of(graph: Graph, names: Sequence[str]) -> IntArray:
-    """Return the process of each op: as it says, else that of its neighbours."""
+    """Return the process of each op: the one it names, else that of its neighbours."""
     process_of = np.full(len(graph), UNSET)
     for op, process in graph.attribute("process").items():
         process_of[op] = names.index(str(process))
@@ -220,19 +220,19 @@ def _process_of(graph: Graph, names: Sequence[str]) -> IntArray:
                     current[a] = current[b]
                 elif current[b] == UNSET:
                     current[b] = current[a]
-        process_of = np.maximum(np.array(current, np.int64), 0)  # without such neighbours, the first
+        process_of = np.maximum(np.array(current, np.int64), 0)  # if no neighbour has one, the first
     return process_of
 
 
 def _hosts_by_process(host: Host, machine: Machine, names: Sequence[str]) -> list[Host]:
-    """Return a host as each process has it; one whose threads are workers of a CPU is that of all."""
+    """Return a copy of a host per process; if its threads are workers of a CPU, all share the host."""
     if any(machine.devices[machine.device_index(name)].workers for name in host.serves):
         return [host]
     return [replace(host, name=f"{host.name}/{name}", process=name) for name in names]
 
 
 def _lanes_of_process(job: Job, selected: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> IntArray:
-    """Return the stream that each op has within its device when ops of one process are assigned first."""
+    """Return the stream of each op within its device if the ops of one process are assigned first."""
     if job.streams is None:
         return np.zeros(len(selected), np.int64)
     first = np.concatenate((job.order[selected[job.order]], job.order[~selected[job.order]]))

@@ -1,4 +1,4 @@
-"""How well a machine was used: what `sim run` prints, computed from a trace.
+"""How well a machine was used: the summary that `sim run` prints.
 
 ::
 
@@ -10,13 +10,12 @@
                 ├──────────── idle: all of it that is not busy ─────────────┤
 
 `sim.explain.time_use` divides the makespan further, into compute, communicate, wait and idle. Here, a
-device is busy when any of its lanes is: busy time is a union, not a sum, and idle time all the rest of the
-makespan. (An asynchronous op, which goes on without its worker, keeps no lane busy, and a collective none
-before its ranks have met.) Utilisation is busy
-time over makespan for a device with streams; for one with cores (or workers) it is the core-time used over
-cores times makespan, so that one busy core of eight is 12.5 % and not 100 %. The bubble is idle time inside
-the span, as a fraction of the span (the definition of pipeline schedules, e.g. GPipe, arXiv:1811.06965,
-section 2.3).
+device is busy when any of its lanes is: busy time is a union, not a sum, and idle time is the rest of the
+makespan. (An asynchronous op, which goes on without its worker, keeps no lane busy; neither does a collective
+before its ranks have met.) Utilisation is busy time / makespan for a device with streams. For a device with
+cores (or workers) it is used core-time / (cores x makespan): one busy core of eight is 12.5 %, not 100 %. The
+bubble is idle time inside the span / span (as for pipeline schedules, e.g. GPipe, arXiv:1811.06965, section
+2.3).
 """
 
 from __future__ import annotations
@@ -85,12 +84,12 @@ class LinkUse(NamedTuple):
     utilisation : float
         Busy time / makespan.
     transfers : int
-        How many crossed it.
+        Number of transfers that crossed it.
     contended_ns : int
         Time during which at least two transfers were under way over it, or one was and others waited; 0 if
         they do not compete for it.
     bandwidth_utilisation : float or None
-        Its bytes / what it could have carried in the makespan; None: it has no limit.
+        Its bytes / (bandwidth x makespan); None: its bandwidth is unlimited.
     """
 
     nbytes: int
@@ -148,7 +147,7 @@ def link_use(trace: Record) -> dict[str, LinkUse]:
     busy = union(moved.start_ns, moved.end_ns, link).lengths(n).tolist()
     nbytes = sums_by(link, moved.nbytes, n)
     count = np.bincount(link, minlength=n).tolist()
-    since = np.minimum(sent, moved.start_ns)  # what a fault ended before its data were there
+    since = np.minimum(sent, moved.start_ns)  # a fault may have ended one before its data was there
     start, end, group = union(since, moved.end_ns, link)
     medium = np.array(trace.job.machine.channels)
     crowded = overlap_of_at_least(since, moved.end_ns, medium[link], np.full(n, 2))
@@ -170,7 +169,7 @@ def link_use(trace: Record) -> dict[str, LinkUse]:
 
 
 def _peaks(trace: Record) -> dict[str, tuple[int | None, ...]]:
-    """Return the most bytes in use and reserved on each device."""
+    """Return the peaks of bytes in use, and reserved, on each device."""
     if trace.memory is None:
         return {name: (nbytes, None) for name, nbytes in peak_bytes(trace).items()}
     logs = {device.name: trace.log_of(d) for d, device in enumerate(trace.job.machine.devices)}
@@ -185,26 +184,25 @@ def _share(part: int, whole: int) -> float:
 def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
     """Return the object that ``sim run --json`` prints.
 
-    Without `causes` it does not say why devices were idle, what they spent their time on, and how sure the
-    makespan is: most of the work.
+    Without `causes`, the reasons of idle time, the use of time and the makespan's uncertainty, which take
+    longest to compute, are left out.
 
-    What a trace does not know is left for the caller to fill in: ``scenario`` (None), ``policy`` (the
-    name of the policy's class), ``pipeline`` (None), ``expect`` (an empty list).
+    The caller fills in what a trace does not know: ``scenario`` (None), ``policy`` (the name of the policy's
+    class), ``pipeline`` (None), ``expect`` (an empty list).
 
-    Peak memory is what the allocator gave out and reserved, when one was simulated; else what the
-    tensors alone take (`sim.explain.memory_use`), and ``peak_reserved_bytes`` is None.
+    Peak memory is what the allocator handed out and reserved, if one was simulated; else what the tensors
+    need (`sim.explain.memory_use`), and ``peak_reserved_bytes`` is None.
 
-    ``makespan_interval`` says how sure the makespan is, where a cost model says how sure its durations are
+    ``makespan_interval`` is the uncertainty of the makespan, if the cost models give that of durations
     (`sim.explain.time_use`); else it is None.
 
-    Where ops, or parts of the machine, may fail, there is a key ``failures``
-    (`sim.explain.failed_ops.failure_report`); of a run in which one did, the bounds are 0. ``gap`` is by
-    which part of the lower bound the makespan is above it; None where that says nothing, and ``no_gap`` why.
-    Where ranks share experts there is a key ``experts`` (`sim.explain.training`), and where
-    workers push updates of their own ``staleness`` (`sim.explain.training.staleness_report`).
+    If ops, or parts of the machine, may fail, there is a key ``failures``
+    (`sim.explain.failed_ops.failure_report`); if one did, the bounds are 0. ``gap`` is the relative distance
+    of the makespan above the lower bound; if that is None, ``no_gap`` gives the reason.
+    If ranks share experts, there is a key ``experts`` (`sim.explain.training`), and if workers push updates
+    of their own, ``staleness`` (`sim.explain.training.staleness_report`).
 
-    Where ops have a release, a due date or a weight, or devices a power, `sim.objectives` says what that
-    came to.
+    If ops have a release, a due date or a weight, or devices a power, the keys of `sim.objectives` are added.
 
     Returns
     -------
@@ -215,8 +213,8 @@ def summary(trace: Record, *, causes: bool = True) -> dict[str, Any]:
     failures = {} if trace.on_failure is None and not trace.attempts else {"failures": failure_report(trace)}
     parallel = {"experts": expert_load(trace), "staleness": staleness_report(trace)}
     folding = trace.job.machine.folding
-    peak, facts = _peaks(trace), DerivedColumns(trace)
-    reasons, time_ns = (idle_reasons(facts), time_use(facts)) if causes else ({}, {})
+    peak, derived = _peaks(trace), DerivedColumns(trace)
+    reasons, time_ns = (idle_reasons(derived), time_use(derived)) if causes else ({}, {})
     return {
         "schema": SCHEMA,
         "scenario": None,

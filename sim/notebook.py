@@ -1,7 +1,7 @@
-"""What a notebook shows of our objects: a title, what there is to say, tables.
+"""Display of objects in notebooks: a title, details and tables, as HTML.
 
-Jupyter asks an object for ``_repr_html_``. Each class says itself what its title, facts and rows are; here
-they become HTML. It names no colours, so that it looks right on all themes, dark ones among them.
+Jupyter calls ``_repr_html_`` of an object. Each class gives its title, details and rows; here they become
+HTML, without colours, so that they look right in all themes, including dark ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Section(NamedTuple):
-    """A part of what is told of runs: a terminal and a notebook show the same.
+    """A part of the output on runs, the same in a terminal and a notebook.
 
     Attributes
     ----------
@@ -36,23 +36,23 @@ class Section(NamedTuple):
 
 
 _MOST_ROWS: Final = 20
-"""Of more rows a table shows so many, and says how many it leaves out."""
+"""Maximum number of rows shown; the rest are counted."""
 
 
 _PREFORMATTED: Final = "background:none;font-family:monospace;white-space:pre;overflow-x:auto"
 
 
-def card(title: str, facts: Iterable[str] = (), *tables: Rows, text: str = "") -> str:
-    """Return HTML of a title, facts of a line each, a text as it was typed, and tables, where there are any.
+def card(title: str, details: Iterable[str] = (), *tables: Rows, text: str = "") -> str:
+    """Return HTML of a title, details (one per line), preformatted text and tables.
 
     Parameters
     ----------
     title : str
-    facts : iterable of str
+    details : iterable of str
     *tables : sequence of mappings
-        Rows, whose keys are the columns of their table. Columns of numbers are set to the right.
+        Rows; their keys are the columns. Columns of numbers are right-aligned.
     text : str
-        Its lines and blanks stay.
+        Its lines and blanks are kept.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def card(title: str, facts: Iterable[str] = (), *tables: Rows, text: str = "") -
     <tr><td style="text-align:left">a</td><td style="text-align:right">10</td></tr>
     </tbody></table></div>
     """
-    lines = "<br>".join([f"<strong>{escape(title)}</strong>", *map(escape, facts)])
+    lines = "<br>".join([f"<strong>{escape(title)}</strong>", *map(escape, details)])
     typed = [f'<pre style="{_PREFORMATTED}">{escape(text)}</pre>'] if text else []
     return "\n".join([f"<div>{lines}", *typed, *(_table(rows) for rows in tables if rows)]) + "</div>"
 
@@ -76,7 +76,7 @@ def card_of(title: str, sections: Sequence[Section]) -> str:
 
 def _table(rows: Rows) -> str:
     visible, columns = rows[:_MOST_ROWS], list(rows[0])
-    sides = {column: "right" if _of_numbers(visible, column) else "left" for column in columns}
+    sides = {column: "right" if _is_numeric(visible, column) else "left" for column in columns}
     lines = [
         "".join(f'<td style="text-align:{sides[column]}">{escape(row[column])}</td>' for column in columns)
         for row in visible
@@ -88,14 +88,14 @@ def _table(rows: Rows) -> str:
     return f"<table><thead>\n<tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
 
 
-def _of_numbers(rows: Rows, column: str) -> bool:
-    """Whether each cell that says something is a number, with its unit perhaps: no sentence."""
+def _is_numeric(rows: Rows, column: str) -> bool:
+    """Whether all non-empty cells of a column are numbers, with or without a unit."""
     cells = [row[column] for row in rows if row[column]]
     return bool(cells) and all(cell.lstrip("-+")[:1].isdigit() and len(cell) < 24 for cell in cells)
 
 
 def alike(things: Iterable[_T], row: Callable[[_T], Mapping[str, str]], name: Callable[[_T], str]) -> Rows:
-    """Return a row for all things that look the same, under the names of the first and the last of them.
+    """Return one row per group of things with equal rows, named after its first and last member.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def alike(things: Iterable[_T], row: Callable[[_T], Mapping[str, str]], name: Ca
 
 
 def filled_columns(rows: Rows) -> Rows:
-    """Return rows without the columns in which no cell says anything.
+    """Return rows without the columns in which all cells are empty.
 
     Examples
     --------

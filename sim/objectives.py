@@ -1,4 +1,4 @@
-"""What a schedule may be judged by beside its makespan: tardiness, flow time, energy.
+"""Objectives of a schedule besides its makespan: tardiness, flow time, energy.
 
 ::
 
@@ -8,7 +8,7 @@
     energy   of each device: its busy power while it executes, its idle power for the rest of the makespan
 
 These are the definitions of scheduling theory (Pinedo, "Scheduling: Theory, Algorithms, and Systems",
-section 2.1). A job is what edges connect: in a job shop one chain of ops, in a project all of them.
+section 2.1). A job is a connected component of the graph: in a job shop a chain of ops, in a project all ops.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def due_ops(graph: Graph) -> dict[int, tuple[int, int]]:
 
 
 def jobs_of(graph: Graph) -> IntArray:
-    """Return a number for each op, the same for those that edges connect within an iteration.
+    """Return the number of each op's job: ops that edges connect within an iteration are one job.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def jobs_of(graph: Graph) -> IntArray:
     """
     edges = graph.edges.within_iteration()
     first = np.arange(len(graph))
-    while True:  # everybody takes the least of its neighbours, and of who that one had taken
+    while True:  # an op takes its neighbours' least number, then the number of that op
         smallest = first.copy()
         for one, other in ((edges.producer, edges.consumer), (edges.consumer, edges.producer)):
             np.minimum.at(smallest, one, first[other])
@@ -56,7 +56,7 @@ def jobs_of(graph: Graph) -> IntArray:
 
 
 def released_ns(graph: Graph) -> IntArray:
-    """Return when each job is released: the earliest release of its ops that nothing precedes."""
+    """Return when each job is released: the earliest release of its ops without predecessors."""
     job = jobs_of(graph)
     first = np.ones(len(graph), bool)
     first[graph.edges.within_iteration().consumer] = False
@@ -65,7 +65,7 @@ def released_ns(graph: Graph) -> IntArray:
 
 
 def weighted_tardiness_ns(trace: Record) -> int | None:
-    """Return the sum of weights times how late ops with a due date end; None: there are none."""
+    """Return the sum of weight x tardiness over ops with a due date; None: there are none."""
     due = due_ops(trace.job.graph)
     if not due:
         return None
@@ -77,7 +77,7 @@ def weighted_tardiness_ns(trace: Record) -> int | None:
 
 
 def total_flow_time_ns(trace: Record) -> int:
-    """Return the sum over jobs, in each iteration, of the time from their release to their last end."""
+    """Return the sum, over jobs and iterations, of the time from release to last end."""
     job = jobs_of(trace.job.graph)
     released = released_ns(trace.job.graph)
     ends = np.zeros((trace.job.iterations, len(released)), np.int64)
@@ -86,12 +86,12 @@ def total_flow_time_ns(trace: Record) -> int:
 
 
 def n_jobs(job: Job) -> int:
-    """Return how many jobs there are, over all iterations."""
+    """Return the number of jobs in all iterations."""
     return job.iterations * int(_copies_of_jobs(job).sum())
 
 
 def _copies_of_jobs(job: Job) -> IntArray:
-    """Return how many devices run each job: more than one where ranks are folded."""
+    """Return the number of devices that run each job: several if ranks are folded."""
     number = jobs_of(job.graph)
     copies = np.ones(int(number.max(initial=-1)) + 1, np.int64)
     copies[number] = job.machine.stands_for[job.device_of]
@@ -99,7 +99,7 @@ def _copies_of_jobs(job: Job) -> IntArray:
 
 
 def mean_flow_time_ns(trace: Record) -> int | float | None:
-    """Return the mean of the time from the release of a job to its last end; None: no step was done."""
+    """Return the mean time from the release of a job to its last end; None: no step was done."""
     jobs = int(trace.counts.sum() * _copies_of_jobs(trace.job).sum())
     if not jobs:
         return None
@@ -108,7 +108,7 @@ def mean_flow_time_ns(trace: Record) -> int | float | None:
 
 
 def energy_pj(trace: Record) -> int | None:
-    """Return what the devices draw until the makespan, in pJ (mW times ns); None: no power is given."""
+    """Return the energy of the devices until the makespan, in pJ (mW times ns); None: no power is given."""
     machine, makespan = trace.job.machine, trace.makespan_ns
     unused = () if machine.folding is None else machine.folding.unused
     lengths = union(trace.begins_ns, trace.occupied_until_ns, trace.device).lengths(len(machine.devices))
@@ -130,11 +130,11 @@ OBJECTIVES: Final[Mapping[str, tuple[Callable[[Record], Any], str]]] = {
     "mean_flow_time_ns": (mean_flow_time_ns, "no step was done"),
     "energy_pj": (energy_pj, "no device has a power: {busy: 300W, idle: 60W}"),
 }
-"""Key of a summary -> what says it of a run, and why it may not be known."""
+"""Key of a summary → the function that computes it, and why it may be unknown."""
 
 
 def objectives(trace: Record) -> dict[str, Any]:
-    """Return what a run came to in what its ops and devices ask for."""
+    """Return the objectives that the attributes of ops and devices call for."""
     constraints = [*map(trace.job.graph.attribute, ("release", "due", "weight"))]
     values = {
         key: function(trace)

@@ -194,7 +194,7 @@ _WORDS: Final = {
     "one_process": (False, True),
     "runs_in_turn": (False, True),
 }
-_VERBS: Final = ("prepare", "ready", "next", "ended", "asynchronous_ops", "not_before_ns", "as_data")
+_METHODS: Final = ("prepare", "ready", "next", "ended", "asynchronous_ops", "not_before_ns", "as_data")
 
 
 def check_attributes(policy: Policy) -> None:
@@ -209,7 +209,7 @@ def check_attributes(policy: Policy) -> None:
     for key, accepted in _WORDS.items():
         if (value := getattr(policy, key)) not in accepted:
             raise InputError(f"policy {name} has {key} {value!r}{hint(str(value), map(str, accepted))}")
-    for verb in _VERBS:
+    for verb in _METHODS:
         if not callable(value := getattr(policy, verb)):
             raise InputError(f"policy {name} has {verb} {value!r}, which should be a method")
 

@@ -103,8 +103,8 @@ def simulate(
         raise InputError(f"policy should be an instance of a policy, such as ReadyQueue(), not {policy!r}")
     for argument, kind in ((graph, Graph), (machine, Machine), (noise, Noise), (faults, Faults)):
         if not isinstance(argument, kind) and (argument is not None or kind in (Graph, Machine)):
-            found = "what build() returns" if hasattr(argument, "build") else f"not {argument!r}"
-            raise InputError(f"{kind.__name__.lower()} should be a {kind.__name__}, {found}")
+            advice = "what build() returns" if hasattr(argument, "build") else f"not {argument!r}"
+            raise InputError(f"{kind.__name__.lower()} should be a {kind.__name__}, {advice}")
     if memory is not None:
         require_call("memory", memory, "job", "context")
     for device in {id(device.processor): device for device in machine.devices if device.processor}.values():

@@ -86,7 +86,7 @@ def _makespans(diff: Differences) -> str:
         return f"{text}the same"
     share = f" ({percent(abs(b - a) / a)})" if a else ""
     text += f"{format_duration(abs(b - a))}{share} {'longer' if b > a else 'shorter'}"
-    slow, fast = (diff.b.facts, diff.a.facts) if b > a else (diff.a.facts, diff.b.facts)
+    slow, fast = (diff.b.derived, diff.a.derived) if b > a else (diff.a.derived, diff.b.derived)
     if slow is None or fast is None:
         return text
     return f"{text}\n{'B' if b > a else 'A'} is {change_text(slow, fast)}"

@@ -79,7 +79,7 @@ class Answer:
     @cached_property
     def makespan_change(self) -> MakespanChange | None:
         """Why the makespans differ; None if a table cannot tell."""
-        a, b = self.differences.a.facts, self.differences.b.facts
+        a, b = self.differences.a.derived, self.differences.b.derived
         return None if a is None or b is None else change(a, b)
 
     def to_json(self) -> dict[str, Any]:

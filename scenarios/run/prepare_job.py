@@ -174,7 +174,7 @@ class Jobs:
         kept_work, kept_key, kept_job = case.scenario.checked.get("job", (None, None, None))
         if self.last is None and key is not None and key == kept_key and _same(kept_work, work):
             self.last = kept_job
-        if self.last is not None and (job := self.last.again(seed)) is not None:
+        if self.last is not None and (job := self.last.with_seed(seed)) is not None:
             draw(job, self._noise(job.machine))
             return job
         plain = self._make(seed)
@@ -184,7 +184,7 @@ class Jobs:
             self.last = job
             if key is not None and len(job.graph) * job.iterations <= _MOST_CACHED_TASKS:
                 case.scenario.checked["job"] = work, key, job
-                job.kept = {}
+                job.once_results = {}
         return job
 
     @cached_property

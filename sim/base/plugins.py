@@ -193,10 +193,10 @@ def within(directory: str | PathLike[str], name: str | PathLike[str], *, allow_o
     """
     path = Path(directory) / name
     try:
-        inside = allow_outside or path.resolve().is_relative_to(Path(directory).resolve())
+        allowed = allow_outside or path.resolve().is_relative_to(Path(directory).resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a null character, a cycle of links
         raise InputError(f"{str(name)!r}: is no path ({error})") from None
-    if not inside:
+    if not allowed:
         raise InputError(
             f"{name}: is outside the scenario's folder; allow it with --allow-outside "
             "(pytest: --sim-allow-outside)"

@@ -397,7 +397,7 @@ def differences(a: OpSchedule, b: OpSchedule, *, over_ns: int = 0) -> Difference
     >>> found.moved_ns.tolist(), found.longer_ns.tolist(), found.first
     ([0, 3], [3, 0], 1)
     """
-    if a.facts is None or b.facts is None:  # a table does not say when ranks met
+    if a.derived is None or b.derived is None:  # a table does not say when ranks met
         a, b = (replace(schedule, begin_ns=schedule.start_ns) for schedule in (a, b))
     return Differences(a, b, match_rows(a, b), over_ns)
 
@@ -441,10 +441,10 @@ def idle_change(d: Differences) -> dict[str, dict[str, Both]]:
     If one of the two is a table, which has no reasons, all idle time is ``idle``. A table has only devices
     on which something ran: others are left out.
     """
-    plain = d.a.facts is None or d.b.facts is None
+    plain = d.a.derived is None or d.b.derived is None
     of_a, of_b = (_idle(schedule, plain) for schedule in (d.a, d.b))
     change: dict[str, dict[str, Both]] = {}
-    tables = [idle for idle, schedule in ((of_a, d.a), (of_b, d.b)) if schedule.facts is None]
+    tables = [idle for idle, schedule in ((of_a, d.a), (of_b, d.b)) if schedule.derived is None]
     for device in dict.fromkeys((*of_a, *of_b)):
         if not all(device in idle for idle in tables):
             continue
@@ -455,12 +455,12 @@ def idle_change(d: Differences) -> dict[str, dict[str, Both]]:
 
 def _idle(schedule: OpSchedule, plain: bool) -> dict[str, dict[str, int]]:
     busy, makespan = schedule.busy_ns.tolist(), schedule.makespan_ns
-    if plain or schedule.facts is None:
+    if plain or schedule.derived is None:
         return {
             name: {IDLE: makespan - ns} if makespan > ns else {}
             for name, ns in zip(schedule.devices, busy, strict=True)
         }
-    reasons = idle_reasons(schedule.facts)
+    reasons = idle_reasons(schedule.derived)
     filled = any(kind in schedule.kinds for kind in FILLERS)
     idle = {}
     for (name, by_reason), ns in zip(reasons.items(), busy, strict=True):
@@ -474,7 +474,7 @@ def _idle(schedule: OpSchedule, plain: bool) -> dict[str, dict[str, int]]:
 
 def path_change(d: Differences) -> PathChange | None:
     """Return how the critical paths differ; None if either is a table, whose path is unknown."""
-    if d.a.facts is None or d.b.facts is None:
+    if d.a.derived is None or d.b.derived is None:
         return None
     rows_a, rows_b = _path(d.a), _path(d.b)
     partner = dict(zip(d.pairs.a.tolist(), d.pairs.b.tolist(), strict=True))
@@ -488,7 +488,7 @@ def path_change(d: Differences) -> PathChange | None:
 
 def _path(schedule: OpSchedule) -> list[int]:
     """Return the ops on the path, the longest first."""
-    assert schedule.facts is not None
-    steps = executed_path(schedule.facts)
+    assert schedule.derived is not None
+    steps = executed_path(schedule.derived)
     rows = {step.row: step.end_ns - step.start_ns for step in steps if step.kind == "task"}
     return sorted((row for row in rows if schedule.compared[row]), key=lambda row: (-rows[row], row))

@@ -132,15 +132,15 @@ class _Chain:
         at_ns = int(self.early.start_ns[early])
         sentences: list[str] = []
         reason, root = "", "unknown"
-        seen: set[tuple[int, int]] = set()
-        while (late, at_ns) not in seen and len(seen) < _MAX_CHAIN:
-            seen.add((late, at_ns))
+        visited: set[tuple[int, int]] = set()
+        while (late, at_ns) not in visited and len(visited) < _MAX_CHAIN:
+            visited.add((late, at_ns))
             cause = held_at(self.late, late, at_ns)
             if cause is None:
                 break
             reason = reason or cause.reason
             sentences.append(f"in {self.in_late} at {format_duration(at_ns)} {cause.sentence}")
-            change = self._what_changed(late, early, cause, at_ns)
+            change = self._find_change(late, early, cause, at_ns)
             root = change.root
             if change.sentence:
                 sentences.append(change.sentence)
@@ -150,14 +150,14 @@ class _Chain:
         waited = waits_of(self.d.a, a), waits_of(self.d.b, b)
         return Why(self.later, reason, root, tuple(sentences), *waited)
 
-    def _what_changed(self, late: int, early: int, cause: Blame, at_ns: int) -> _Change:
+    def _find_change(self, late: int, early: int, cause: Blame, at_ns: int) -> _Change:
         """Return what differs about the row that held another one up."""
         row, reason = cause.row, cause.reason
         if row == UNSET or not self.late.compared[row]:  # the latter fills a gap of a recording
             return _Change("unknown")
         if row == late:
-            overtaken = self._overtaken(late, early) if reason == "issue" else None
-            return overtaken or self._cost(late, early, reason)
+            overtaken = self._find_overtaken(late, early) if reason == "issue" else None
+            return overtaken or self._compare_costs(late, early, reason)
         name = self.late.name_of(row)
         other = self.partner.get(row)
         if other is None:
@@ -170,17 +170,17 @@ class _Chain:
         tolerance = self.d.over_ns
         lasted = int(self.late.lasted_ns[row]), int(self.early.lasted_ns[other])
         if abs(started[0] - started[1]) > tolerance:
-            return _Change("unknown", f"{name} starts at {self._times(*started)}", (row, other, started[1]))
+            return _Change("unknown", f"{name} starts at {self._in_both(*started)}", (row, other, started[1]))
         if abs(lasted[0] - lasted[1]) > tolerance:
-            return _Change("duration", f"{name} lasts {self._times(*lasted)}")
+            return _Change("duration", f"{name} lasts {self._in_both(*lasted)}")
         lanes = self.late.lane_of(late), self.early.lane_of(early)
         elsewhere = lanes[0] != lanes[1] and reason in _LANE_REASONS
         where = f"but {x} runs on {lanes[1]}" if elsewhere else f"and {x} does not wait for it"
         return _Change("wait", f"in {self.in_early} {name} runs at the same time, {where}")
 
-    def _overtaken(self, late: int, early: int) -> _Change | None:
+    def _find_overtaken(self, late: int, early: int) -> _Change | None:
         """Return the op that its issuer takes before it here but after it in the other schedule, if any."""
-        f = self.late.facts
+        f = self.late.derived
         ahead = UNSET if f is None or late >= f.n else int(f.before_at_issuer[late])
         other = self.partner.get(ahead)
         if ahead == UNSET or other is None:
@@ -192,16 +192,16 @@ class _Chain:
         when = f"is issued at {format_duration(other_issue)} there"
         return _Change("order", f"in {self.in_early} {x} comes before {name}, which {when}")
 
-    def _cost(self, late: int, early: int, reason: str) -> _Change:
+    def _compare_costs(self, late: int, early: int, reason: str) -> _Change:
         """Compare the costs of issuing or launching."""
         waits = waits_of(self.late, late), waits_of(self.early, early)
         took = waits[0].get(reason, 0), waits[1].get(reason, 0)
         if took[0] == took[1]:
             return _Change("unknown")
         verb = "launching" if reason == "launch" else "issuing"
-        return _Change("cost", f"{verb} {self.late.name_of(late)} takes {self._times(*took)}")
+        return _Change("cost", f"{verb} {self.late.name_of(late)} takes {self._in_both(*took)}")
 
-    def _times(self, late: int, early: int) -> str:
+    def _in_both(self, late: int, early: int) -> str:
         """Return two times as text, that in A first."""
         a, b = (early, late) if self.later == "b" else (late, early)
         texts = distinct_durations(a, b)
@@ -242,7 +242,7 @@ def own_ns(d: Differences) -> IntArray | None:
     >>> d.moved_ns.tolist(), own_ns(d).tolist()
     ([0, 3, 3], [0, 3, 0])
     """
-    if d.a.facts is None or d.b.facts is None:
+    if d.a.derived is None or d.b.derived is None:
         return None
     moved = d.moved_ns
     carried = np.zeros(len(moved), np.int64)
@@ -264,7 +264,7 @@ def own_ns(d: Differences) -> IntArray | None:
 
 def _causes(schedule: OpSchedule, rows: IntArray) -> tuple[IntArray, BoolArray]:
     """Return the row that freed each row last before its start (-1: none), and whether by its issuer."""
-    f = schedule.facts
+    f = schedule.derived
     assert f is not None
     start = schedule.start_ns[rows]
     cause, latest, issues = np.full(len(rows), UNSET), np.full(len(rows), -1), np.zeros(len(rows), bool)
@@ -288,7 +288,7 @@ def _causes(schedule: OpSchedule, rows: IntArray) -> tuple[IntArray, BoolArray]:
 
 def _freed_ns(schedule: OpSchedule, rows: IntArray, by_issuer: BoolArray) -> IntArray:
     """Return when rows ended, or when their issuers were done with them."""
-    f: DerivedColumns | None = schedule.facts
+    f: DerivedColumns | None = schedule.derived
     assert f is not None
     return np.where(by_issuer & (rows < f.n), f.issuer_done[np.minimum(rows, f.n - 1)], schedule.end_ns[rows])
 
@@ -319,7 +319,7 @@ def issued_ns(schedule: OpSchedule, row: int) -> int | None:
     """Return when a row was issued, if known."""
     if schedule.table_columns is not None:
         return int(schedule.table_columns["issue_ns"][row])
-    f = schedule.facts
+    f = schedule.derived
     return None if f is None or row >= f.n else int(f.trace.tasks["issue_ns"][row])
 
 
@@ -335,7 +335,7 @@ def held_at(schedule: OpSchedule, row: int, at_ns: int) -> Blame | None:
     reason = next((word for word, begin, ns in _pieces(schedule, row) if begin <= at_ns < begin + ns), None)
     if reason is None:
         return None
-    f = schedule.facts
+    f = schedule.derived
     if f is None:
         return _held_in_table(schedule, row, at_ns, reason)
     if row >= f.n:
@@ -348,7 +348,7 @@ def held_at(schedule: OpSchedule, row: int, at_ns: int) -> Blame | None:
 
 def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
     """Yield (reason, begin, length) of a row's waits until its start; they follow one another."""
-    f, start, begin = schedule.facts, int(schedule.start_ns[row]), 0
+    f, start, begin = schedule.derived, int(schedule.start_ns[row]), 0
     if f is None:
         pieces = _pieces_in_table(schedule, row)
     elif row >= f.n:
@@ -476,10 +476,10 @@ def against_table(trace: Record, path: StrPath, policy: str | None = None, *, ov
     table = read_ops_table(path)
     golden = schedule_of_table(path, table, policy if len(runs_in(table)) > 1 else None)
     d = differences(golden, schedule_of(trace, "", policy=policy), over_ns=over_ns)
-    return [] if d.same else [*_counts(d), *_first(d, Path(path).name)]
+    return [] if d.same else [*_count_lines(d), *_first_move_lines(d, Path(path).name)]
 
 
-def _counts(d: Differences) -> list[str]:
+def _count_lines(d: Differences) -> list[str]:
     makespan = distinct_durations(d.b.makespan_ns, d.a.makespan_ns)
     lines = []
     if abs(d.b.makespan_ns - d.a.makespan_ns) > d.over_ns:
@@ -501,7 +501,7 @@ def _counts(d: Differences) -> list[str]:
     return lines
 
 
-def _first(d: Differences, golden: str) -> list[str]:
+def _first_move_lines(d: Differences, golden: str) -> list[str]:
     """Return the first op that moved, and why; if none has, one that lasts longer or runs elsewhere."""
     cause = why_first_moved(d, (golden, "this run"))
     if cause is not None:

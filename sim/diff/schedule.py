@@ -63,7 +63,7 @@ class OpSchedule:
     compared : array of bool
         Whether the row executed and is not a filler.
     makespan_ns : int
-    facts : DerivedColumns, optional
+    derived : DerivedColumns, optional
         Derived columns of its trace, with the same rows (transfers after tasks).
     table_columns : mapping of str to sequence, optional
         Further columns of a table, if there is no trace: ``ready_ns``, ``issue_ns``, ``wait`` (one of
@@ -88,7 +88,7 @@ class OpSchedule:
     end_ns: IntArray
     compared: BoolArray
     makespan_ns: int
-    facts: DerivedColumns | None = None
+    derived: DerivedColumns | None = None
     table_columns: Mapping[str, Sequence[Any] | IntArray] | None = None
     recorded: bool = False
     frames: Sequence[str] = ()
@@ -151,14 +151,14 @@ class OpSchedule:
 
     def labels_by(self, key: str) -> list[str] | None:
         """Like `labels`, but by an attribute of kernels, also of launched kernels; None if there are none."""
-        if self.facts is None:
+        if self.derived is None:
             return None
-        graph = self.facts.job.graph
+        graph = self.derived.job.graph
         values = {op: str(value) for op, value in graph.attribute(key).items()}
         if not values:
             return None
         labels = []
-        for row, op in enumerate(self.facts.trace.tasks["op"].tolist()):
+        for row, op in enumerate(self.derived.trace.tasks["op"].tolist()):
             label = values.get(op)
             if label is None:
                 launched = (values[k] for k in graph.successors.row(op).tolist() if k in values)

@@ -35,7 +35,7 @@ from sim.job.transfers import Flow, node_name
 from sim.machine.device import MANAGED, WAIT, Device, Processor
 from sim.machine.task import Task
 
-_NOT_YET: Final = 1 << 62
+_NEVER: Final = 1 << 62
 
 
 class Breakdowns:
@@ -72,7 +72,7 @@ class Breakdowns:
         self._conditions, self._faults = conditions, conditions.faults
         machine = self._job.machine
         self._workers = [tuple(map(machine.device_index, host.serves)) for host in machine.hosts_in_order]
-        self._failed_ns = [_NOT_YET] * len(machine.devices)
+        self._failed_ns = [_NEVER] * len(machine.devices)
         self._silent = [False] * len(machine.devices)
         self._routes: dict[int, tuple[int, ...]] = {}
         self._arrived: set[int] = set()  # ids of transfers
@@ -102,7 +102,7 @@ class Breakdowns:
     def status(self, task: Task) -> tuple[int, int]:
         """Return the status and end time of a task that was running when the step was aborted."""
         failed_ns = self._failed_ns[self._job.device_of[task.op]]
-        return (FAILED, failed_ns) if failed_ns < _NOT_YET else (ABORTED, self._context.now_ns)
+        return (FAILED, failed_ns) if failed_ns < _NEVER else (ABORTED, self._context.now_ns)
 
     def carries(self, transfer: Task) -> bool:
         """Whether a transfer can go; if either end has failed, it cannot, and the failure is noticed."""
@@ -126,7 +126,7 @@ class Breakdowns:
         """Start a rank's timeout for a collective."""
         timeout_ns = self._faults.collective_timeout_ns
         if timeout_ns is not None:
-            self._context.call_at(self._context.now_ns + timeout_ns, self._timed_out, collective)
+            self._context.call_at(self._context.now_ns + timeout_ns, self._on_timeout, collective)
 
     # -- failures ------------------------------------------------------------------------------
 
@@ -144,10 +144,10 @@ class Breakdowns:
     def _fail(self, failed: Failed) -> None:
         self._await_next()
         lost = set(self._workers[failed.part] if failed.kind == "worker" else (failed.part,))
-        lost = {device for device in lost if self._failed_ns[device] == _NOT_YET}
+        lost = {device for device in lost if self._failed_ns[device] == _NEVER}
         for device in lost:
             self._failed_ns[device], self._silent[device] = failed.time_ns, failed.silent
-        self._stop({g for g, devices in enumerate(self._workers) if self._stops(failed, g, devices)})
+        self._stop({g for g, devices in enumerate(self._workers) if self._stops_group(failed, g, devices)})
         if self._cut is not None:
             names = {self._name(device) for device in lost}
             links = enumerate(self._job.machine.links)
@@ -156,19 +156,19 @@ class Breakdowns:
             self._report_error(transfer, failed.silent)
         self._check_health(failed)
 
-    def _stops(self, failed: Failed, group: int, devices: tuple[int, ...]) -> bool:
+    def _stops_group(self, failed: Failed, group: int, devices: tuple[int, ...]) -> bool:
         """Whether the threads of a host are gone: the host has failed, or the CPU that they run on."""
         if failed.kind == "worker":
             return group == failed.part
         return failed.part in devices and self._job.machine.devices[failed.part].workers > 0
 
-    def _under_way(self) -> list[Task]:
+    def _transfers(self) -> list[Task]:
         return [task for task in self._unfinished.values() if task.group < 0 and task.start_ns >= 0]
 
     def _pending(self, lost: Set[int]) -> list[Task]:
         """Return the transfers of steps begun that devices were to send or were receiving."""
-        transfers = [task for task in self._under_way() if sum(d in lost for d in self._endpoints(task)) == 1]
-        flow, alive = self._flow, np.array(self._failed_ns) == _NOT_YET
+        transfers = [task for task in self._transfers() if sum(d in lost for d in self._endpoints(task)) == 1]
+        flow, alive = self._flow, np.array(self._failed_ns) == _NEVER
         sends = np.isin(flow.source, list(lost)) & alive[flow.destination]
         nodes = (flow.n_ops + np.flatnonzero(sends)).tolist()
         for iteration in sorted({0, *(task.iteration for task in self._unfinished.values())}):
@@ -200,9 +200,9 @@ class Breakdowns:
         transfer, link, from_ns = watched
         down_ns = self._conditions.next_standstill_ns(link, from_ns)
         if down_ns is not None and transfer.id not in self._arrived:
-            self._context.call_at(down_ns, self._stands_still, (transfer, link))
+            self._context.call_at(down_ns, self._on_standstill, (transfer, link))
 
-    def _stands_still(self, watched: tuple[Task, int]) -> None:
+    def _on_standstill(self, watched: tuple[Task, int]) -> None:
         transfer, link = watched
         now_ns, timeout_ns = self._context.now_ns, self._faults.connection_timeout_ns
         assert timeout_ns is not None
@@ -218,7 +218,7 @@ class Breakdowns:
         if transfer.id not in self._arrived:
             self._detect(("send-recv", self._name(self._endpoints(transfer)[1]), self._node_name(transfer)))
 
-    def _timed_out(self, collective: Task) -> None:
+    def _on_timeout(self, collective: Task) -> None:
         device = int(self._job.device_of[collective.op])
         if collective.end_ns < 0 and not self.is_down(device):
             self._detect(("timeout", self._name(device), self._node_name(collective)))
@@ -233,7 +233,7 @@ class Breakdowns:
     def describe_unnoticed(self) -> str:
         """Say which failures nothing noticed; empty if there are none."""
         failed = self.failures_by(self._context.now_ns + 1)
-        if not failed and self._under_way():  # what would end after a link fails is not awaited
+        if not failed and self._transfers():  # what would end after a link fails is not awaited
             failed = list(islice(self._conditions.failures(), 1))
         if not failed:
             return ""

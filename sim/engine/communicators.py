@@ -115,7 +115,7 @@ class Communicators:
             entries = [self._entry[one.op] for one in present]
             if self._carrier is not None and self._job.carried[entries].all():
                 call = call_of(self._job.graph, self._c, entries[0])
-                self._carrier.begin(call, lambda: self._over(present))
+                self._carrier.begin(call, lambda: self._finish_all(present))
                 return
             ops, iterations = np.array([(one.op, one.iteration) for one in present]).T
             now_ns, ns = self._context.now_ns, self._job.task_ns(ops, iterations)
@@ -123,9 +123,9 @@ class Communicators:
             if (conditions := self._context.conditions) is not None:
                 ranks = zip(self._ranks(present), ns.tolist(), strict=True)
                 end_ns = max(conditions.end_ns(device, now_ns, rank_ns) for device, rank_ns in ranks)
-            self._context.call_at(end_ns, self._over, present)
+            self._context.call_at(end_ns, self._finish_all, present)
 
-    def _over(self, tasks: list[Task]) -> None:
+    def _finish_all(self, tasks: list[Task]) -> None:
         if self._breakdowns is not None and self._breakdowns.is_any_lost(self._ranks(tasks)):
             return  # a rank is gone, and the others wait for it
         for task in tasks:

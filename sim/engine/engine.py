@@ -110,7 +110,7 @@ class Engine(RunState):
         for task in ended:
             task.end_ns = self.now_ns
             if self.open is not None:
-                self._judge(task)
+                self._record_status(task)
             self._leave(task)
             (self.transfers if task.group < 0 else self.tasks).add(task)
         if self.gives_back:
@@ -119,10 +119,10 @@ class Engine(RunState):
             # Under "issue" the policy already heard of a launched task when it was put on its stream.
             launched = task.group < 0 or not (task.dead or self.executed[task.op])
             heard = self.asynchronous and launched and task.stream != BACKGROUND
-            self._pass_on(self._now_ready(task), task, not heard)
+            self._pass_on(self._newly_ready(task), task, not heard)
         memory = self.memory  # under control flow, memory that no token refers to any more is free now
         if self.starved and memory is not None and memory.watcher is not None and memory.has_freed():
-            self._feed()
+            self._retry_starved()
         if self.runs is not None and (begun := self.runs.take_begun()):
             self._eligible(begun if self.rendezvous is None else self.rendezvous.match(begun))
         if self.asynchronous:
@@ -130,9 +130,9 @@ class Engine(RunState):
                 if task.group < 0:
                     self._carry(task)
                 else:
-                    self._try_again(task)
+                    self._retry(task)
 
-    def _now_ready(self, task: Task) -> list[Task]:
+    def _newly_ready(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended; off any stream, a task is issued only then, too.
 
         The end of a failed task is announced to nobody, so its consumers never become eligible.
@@ -152,10 +152,10 @@ class Engine(RunState):
             return
         if (communicators := self.communicators_of[task.op]) is not None:
             for following in communicators.leave(task):
-                self._try_again(following)
+                self._retry(following)
         if self.resources is not None:
             for following in self.resources.give_back(task):
-                self._try_again(following)
+                self._retry(following)
         executed = task.dead or task.status or self.executed[task.op]
         if (executed or task.op in self.holding) and task.id not in self.detached_ids:
             self.issuers.free(issuer)
@@ -177,14 +177,14 @@ class Engine(RunState):
                 end(task)
                 blocked = self.blocked[device]
                 while blocked:
-                    self._try_again(blocked.popleft())
+                    self._retry(blocked.popleft())
         if self.observers:
             for task in ended:
                 notify(self.observers, "ended", task)
         if self.memory is not None and self.memory.follows_ends:
             freed = [self.memory.release(task) for task in ended]  # of all, so `any` must not stop early
             if any(freed) and self.starved:
-                self._feed()
+                self._retry_starved()
 
     def _pass_on(self, ready: list[Task], task: Task, announce: bool, issuer: Issuer | None = None) -> None:
         """Continue the Recvs whose request `task` met, then announce the tasks that it made eligible.
@@ -209,7 +209,7 @@ class Engine(RunState):
                 tasks = [task for task in tasks if task.group >= 0 or not self.failing.is_aborted(task)]
             self.open.update((task.id, task) for task in tasks)
         if self.release_ns or self.not_before_ns is not None:
-            tasks = [task for task in tasks if not self._comes_later(task)]
+            tasks = [task for task in tasks if not self._is_postponed(task)]
         issued = []
         for task in tasks:
             if task.ready_ns < 0:
@@ -227,7 +227,7 @@ class Engine(RunState):
                 if task.group < 0 and self.issuers.begin_copy(task):
                     self._issue_transfer(task)
 
-    def _comes_later(self, task: Task) -> bool:
+    def _is_postponed(self, task: Task) -> bool:
         """Whether `task` is released, or wanted by its policy, only later; it is announced then."""
         if task.group < 0 or task.dead:
             return False
@@ -238,7 +238,7 @@ class Engine(RunState):
                 task.ready_ns = self.now_ns
         if at_ns <= self.now_ns:
             return False
-        self._later(at_ns - self.now_ns, self.arrived.append, task)
+        self._schedule(at_ns - self.now_ns, self.arrived.append, task)
         return True
 
     # -- transfers: issued by the engine itself ------------------------------------------------
@@ -257,12 +257,12 @@ class Engine(RunState):
         if self.breakdowns is not None and not self.breakdowns.carries(transfer):
             return
         if transfer.floor_ns > self.now_ns:
-            self._later(transfer.floor_ns - self.now_ns, self.requested.append, transfer)
+            self._schedule(transfer.floor_ns - self.now_ns, self.requested.append, transfer)
         elif self.memory is not None and not transfer.dead and self.memory.acquire(transfer) == WAIT:
             self.starved.append(transfer)
         elif self.network is None or transfer.dead:  # a dead token weighs nothing
             self.started(transfer)
-            self._later(0, self.end, transfer)
+            self._schedule(0, self.end, transfer)
         else:
             self.network.start(transfer)
 
@@ -310,7 +310,7 @@ class Engine(RunState):
             self.touched.add(stream.index)
         stream.queue.append(task)
         if record_ns := self.record_ns[task.op]:
-            self._later(record_ns, self.recorded.append, task)
+            self._schedule(record_ns, self.recorded.append, task)
         else:
             self._on_launch(task)
 
@@ -341,7 +341,7 @@ class Engine(RunState):
 
     # -- ops that fail -------------------------------------------------------------------------
 
-    def _judge(self, task: Task) -> None:
+    def _record_status(self, task: Task) -> None:
         """Record the status of a task that is over; a task on a stream cannot have failed."""
         assert self.open is not None
         self.open.pop(task.id, None)
@@ -357,7 +357,7 @@ class Engine(RunState):
         self._begin(task, BACKGROUND)
         if self.observers:
             notify(self.observers, "started", task)
-        self._later(0, self.ended.append, task)
+        self._schedule(0, self.ended.append, task)
 
     def _fail(self, task: Task) -> None:
         """Apply the consequences of a failed `task`; an aborted one is itself a consequence."""
@@ -415,7 +415,7 @@ class Engine(RunState):
         self.tasks.add(recv)
         if self.gives_back:
             self._give_back([recv])
-        self._pass_on(self._now_ready(recv), recv, True, issuer)
+        self._pass_on(self._newly_ready(recv), recv, True, issuer)
 
     def _events_arrived(self, task: Task) -> bool:
         """Whether every launched task that a task off any stream follows has ended; if not, retry then."""
@@ -425,7 +425,7 @@ class Engine(RunState):
             task.wait = Wait.EVENT
             return False
         if task.floor_ns > self.now_ns:
-            self._later(task.floor_ns - self.now_ns, self._try_again, task)
+            self._schedule(task.floor_ns - self.now_ns, self._retry, task)
             return False
         return True
 
@@ -435,7 +435,7 @@ class Engine(RunState):
         """Ask free issuers until none takes a task and no issued task frees memory for others."""
         self.issuers.ask(self._take)
         while self.starved and self.memory is not None and self.memory.has_freed():
-            self._feed()
+            self._retry_starved()
             self.issuers.ask(self._take)
 
     def _take(self, issuer: Issuer, task: Task) -> None:
@@ -448,7 +448,7 @@ class Engine(RunState):
         if task.issue_ns < 0:
             task.issue_ns = self.now_ns
         self._begin(task, issuer.stream)
-        self._later(0, self.ended.append, task)
+        self._schedule(0, self.ended.append, task)
 
     def _is_skipped(self, task: Task) -> bool:
         """Whether `task` is dead and executes nothing, as do all dead tasks except Sends and Recvs."""
@@ -470,7 +470,7 @@ class Engine(RunState):
             if (communicators := self.communicators_of[task.op]) is not None:
                 communicators.on_issue(task)
         if cost:
-            self._later(cost, self.paid.append, task)
+            self._schedule(cost, self.paid.append, task)
         else:
             self._issue(task)
 
@@ -492,7 +492,7 @@ class Engine(RunState):
         at_ns = max(task.issue_ns + stream.launch_ns, stream.free_ns, task.floor_ns)
         if at_ns > self.now_ns:
             task.wait = task.wait or Wait.LAUNCH
-            self._later(at_ns - self.now_ns, self.touched.add, stream.index)
+            self._schedule(at_ns - self.now_ns, self.touched.add, stream.index)
             return False
         return self._start(task)
 
@@ -534,7 +534,7 @@ class Engine(RunState):
             if task.start_ns == self.now_ns:
                 communicators.on_start(task)
         elif ns != MANAGED:
-            self._later(ns, self.end, task)
+            self._schedule(ns, self.end, task)
         if self.observers and task.start_ns == self.now_ns:
             notify(self.observers, "started", task)
         return True
@@ -550,17 +550,17 @@ class Engine(RunState):
             self.starved.append(task)
         else:
             task.floor_ns = self.now_ns + cost_ns
-            self._later(cost_ns, self._try_again, task)
+            self._schedule(cost_ns, self._retry, task)
         return False
 
-    def _try_again(self, task: Task) -> None:
+    def _retry(self, task: Task) -> None:
         """Let a task that was refused try to start again in this round."""
         if self.executed[task.op] or task.stream == BACKGROUND:
             self.retried.append(task)
         else:
             self.touched.add(task.stream)
 
-    def _feed(self) -> None:
+    def _retry_starved(self) -> None:
         """Let the tasks that wait for memory try again, first come, first served, now that some is free."""
         assert self.memory is not None
         full = set()  # devices of tasks that were refused again: nothing overtakes them there
@@ -572,7 +572,7 @@ class Engine(RunState):
             elif k >= 0:
                 self._carry(task)
             elif not self.memory.at_issue:
-                self._try_again(task)
+                self._retry(task)
             else:
                 self._claim(task)
                 if self.starved and self.starved[-1] is task:

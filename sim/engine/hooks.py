@@ -10,7 +10,7 @@ from sim.base.arrays import IntArray
 from sim.machine.task import Task
 from sim.readiness.tokens import TokenWatcher
 
-_VALUES: Final = attrgetter(*Task.__slots__)  # six times as fast as a shallow copy
+_TASK_VALUES: Final = attrgetter(*Task.__slots__)  # six times as fast as a shallow copy
 
 
 class Observer(Protocol):
@@ -30,7 +30,7 @@ def notify(observers: list[Observer], event: str, task: Task) -> None:
     """Notify all observers that `task` has ``"started"`` or ``"ended"``; drop one that raises."""
     for observer in tuple(observers):
         try:
-            getattr(observer, event)(Task(*_VALUES(task)))
+            getattr(observer, event)(Task(*_TASK_VALUES(task)))
         except (Exception, SystemExit) as error:
             observers.remove(observer)
             message = f"observer {observer!r} raised {error!r} and was dropped"

@@ -372,7 +372,7 @@ class RunState:
 
     def call_at(self, time_ns: int, callback: Callable[[Any], None], value: Any = None) -> None:
         """Call ``callback(value)`` at `time_ns`."""
-        self._later(time_ns - self.now_ns, self.called.append, (callback, value))
+        self._schedule(time_ns - self.now_ns, self.called.append, (callback, value))
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` at the present instant, once all its ends and starts are known."""
@@ -403,7 +403,7 @@ class RunState:
         """End a task at the present instant."""
         self.end(task)
 
-    def _later(self, delay_ns: int, note: Callable[[Any], None], value: Any) -> None:
+    def _schedule(self, delay_ns: int, note: Callable[[Any], None], value: Any) -> None:
         """Let SimPy call ``note(value)`` after a delay; it may do nothing but note that the event fired."""
         self.clock.timeout(delay_ns).callbacks.append(lambda _: note(value))
 

@@ -46,7 +46,7 @@ from sim.record.record import Record, Wait
 # The trace gives the time of entry; the task of iteration i, or an earlier one, that ended last at that time
 # let it in. Each part of a graph that keys divide has a window of its own (`sim.readiness.eligibility`).
 
-_LEVEL: Final = re.compile(r"(.+?):(\d+)(?:/|$)")
+_LOOP_LEVEL: Final = re.compile(r"(.+?):(\d+)(?:/|$)")
 
 
 def with_iterations(trace: Record, edges: TaskEdges) -> TaskEdges:
@@ -98,7 +98,7 @@ def _levels(frame: str) -> tuple[tuple[str, int], ...]:
     >>> _levels("model/outer:2/inner:0")
     (('model/outer', 2), ('inner', 0))
     """
-    return tuple((name, int(number)) for name, number in _LEVEL.findall(frame))
+    return tuple((name, int(number)) for name, number in _LOOP_LEVEL.findall(frame))
 
 
 def _is_earlier(one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...], lead: int) -> bool:

@@ -82,7 +82,7 @@ WORDS_OF_REASONS: Final[Mapping[str, tuple[str, str]]] = {
 REASONS: Final = tuple(WORDS_OF_REASONS)
 
 
-_LAST: Final = (Wait.EVENT, Wait.MEMORY, Wait.RESOURCES, Wait.COMMUNICATOR)
+_START_WAITS: Final = (Wait.EVENT, Wait.MEMORY, Wait.RESOURCES, Wait.COMMUNICATOR)
 """What may hold up a task that is issued, whose lane is free and whose launch has arrived."""
 
 _SIMULATED_ONLY: Final = ("event", "policy", "resources")
@@ -235,7 +235,7 @@ def held_up(f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray) ->
     begin, length = until(f.start[row])
     reason = np.where(worker, Wait.RESOURCES, Wait.EVENT)
     reason = np.where(np.isin(wait, RECORDED_REASONS), wait, reason)
-    for code in _LAST:
+    for code in _START_WAITS:
         yield translate(WAITS[code]), begin, np.where(reason == code, length, 0)
     begin, length = until(end)
     delay = f.trace.is_delay[row]

@@ -45,9 +45,9 @@ PARTS: Final = tuple(part for part in _WORDS if part != "bubble")
 BUBBLE: Final = ("warm-up", "steady state", "drain")
 """Phases of a pipeline's step on a rank (the last is Megatron's cool-down)."""
 
-_FOR_OTHERS: Final = ("dependency", "host", "finished")
+_ELSEWHERE: Final = ("dependency", "host", "finished")
 """Idle reasons that are attributed to work elsewhere."""
-_ABOUT_AS_MUCH: Final = 0.9
+_BUSY_RATIO: Final = 0.9
 _OTHERS: Final = "other devices"
 
 
@@ -108,7 +108,7 @@ def breakdown(f: DerivedColumns, device: str | None = None) -> Breakdown:
     d = f.machine.device_index(device)
     ns, idle = use[device], reasons[device]
     parts = {"compute": ns["compute"], "communicate": ns["communicate"] - idle.get("transfer", 0), **idle}
-    policy_ns = min(_held_beside_others(f, d), parts["compute"])
+    policy_ns = min(_policy_idle_ns(f, d), parts["compute"])
     parts["policy"] = parts.get("policy", 0) + policy_ns
     parts["compute"] -= policy_ns
     nonzero = {part: parts[part] for part in PARTS if parts.get(part)}
@@ -116,13 +116,13 @@ def breakdown(f: DerivedColumns, device: str | None = None) -> Breakdown:
 
 
 def _busiest(f: DerivedColumns, compute: Mapping[str, int]) -> str:
-    threshold = _ABOUT_AS_MUCH * max(compute.values())
+    threshold = _BUSY_RATIO * max(compute.values())
     last = most_by(f.device, f.end, len(f.devices))
     near = [d for d, device in enumerate(f.devices) if compute.get(device.name, 0) >= threshold]
     return f.devices[max(near, key=lambda d: last[d])].name
 
 
-def _held_beside_others(f: DerivedColumns, d: int) -> int:
+def _policy_idle_ns(f: DerivedColumns, d: int) -> int:
     """Return how long idle workers could run tasks that the policy holds back while other workers work.
 
     If one of two such workers works, half of that time counts.
@@ -180,7 +180,7 @@ def _waits_for(f: DerivedColumns, d: int) -> dict[str, int]:
         names += [f"stage {number}" for number in range(int(graph.stage.max()) + 1)]
     walk = WaitWalk(f, names, label)
     pieces = idle_pieces(f)
-    counted = REASONS if is_pipeline(f) else _FOR_OTHERS
+    counted = REASONS if is_pipeline(f) else _ELSEWHERE
     mask = (pieces.device == d) & np.isin(pieces.reason, [REASONS.index(reason) for reason in counted])
     rows = np.flatnonzero(f.device == d)
     rows = rows[np.argsort(f.begins[rows], kind="stable")]
@@ -284,13 +284,13 @@ def change(a: DerivedColumns, b: DerivedColumns) -> MakespanChange:
     for device in (first.device, second.device):
         if first.device != second.device and device in used[0] & used[1]:
             pairs.append((breakdown(a, device), breakdown(b, device)))
-    changes = [MakespanChange(x, y, _minus(x.parts, y.parts)) for x, y in pairs]
+    changes = [MakespanChange(x, y, _subtract(x.parts, y.parts)) for x, y in pairs]
     return min(
         changes, key=lambda one: (sum(map(abs, one.parts.values())), *sorted((one.a.device, one.b.device)))
     )
 
 
-def _minus(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+def _subtract(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
     return {part: ns for part in dict.fromkeys((*a, *b)) if (ns := a.get(part, 0) - b.get(part, 0))}
 
 
@@ -306,7 +306,7 @@ def breakdown_line(f: DerivedColumns) -> str:
     phases = ", ".join(f"{name} {format_duration(ns)}" for name, ns in result.bubble.items())
     about = {"bubble": f" ({phases}; most of it waiting for {next(iter(result.waits_for), '')})"}
     texts = [
-        f"{format_duration(terms[part])} {_noun(part, f)}{about.get(part, '')}"
+        f"{format_duration(terms[part])} {_part_name(part, f)}{about.get(part, '')}"
         for part in largest
         if terms[part]
     ]
@@ -348,7 +348,7 @@ def change_text(a: DerivedColumns, b: DerivedColumns) -> str:
     total = a.trace.makespan_ns - b.trace.makespan_ns
     if not total:
         return "equally fast" if difference.parts else "the same"
-    more = _minus(_terms(a, difference.a), _terms(b, difference.b))
+    more = _subtract(_terms(a, difference.a), _terms(b, difference.b))
     others = [part for part in more if part.startswith("for ")]
     if len({more[part] > 0 for part in others}) > 1:  # one device in place of another
         more[f"for {_OTHERS}"] = sum(more.pop(part) for part in others)
@@ -356,7 +356,7 @@ def change_text(a: DerivedColumns, b: DerivedColumns) -> str:
     if total < 0:
         return f"{speed}: {_signed_terms(more, total, a, b, difference)}"
     cause = max(more, key=lambda part: (more[part], part != "compute"))
-    because, ns = _because(a, b, difference, cause), more.pop(cause)
+    because, ns = _cause_text(a, b, difference, cause), more.pop(cause)
     if not any(more.values()):
         return f"{speed} because {because}"
     terms = _signed_terms(more, total - ns, a, b, difference)
@@ -371,20 +371,20 @@ def _terms(f: DerivedColumns, result: Breakdown) -> dict[str, int]:
         # On several workers, the policy's part also counts time beside other tasks
         terms["policy"] = f.trace.makespan_ns - sum(terms.values()) - bubble
         return {part: ns for part, ns in (terms | {"bubble": bubble}).items() if ns}
-    terms = Counter({part: ns for part, ns in result.parts.items() if part not in _FOR_OTHERS})
+    terms = Counter({part: ns for part, ns in result.parts.items() if part not in _ELSEWHERE})
     for name, ns in result.waits_for.items():
         word = name.partition(" ")[0]
         terms[word if word in _WORDS else f"for {name}"] += ns
     return terms
 
 
-def _noun(part: str, f: DerivedColumns) -> str:
+def _part_name(part: str, f: DerivedColumns) -> str:
     return _WORDS[part][0].format(policy=f.policy) if part in _WORDS else f"waiting {part}"
 
 
 def _phases(difference: MakespanChange) -> str:
     """Return in words how much longer a bubble is in each phase."""
-    longer = _minus(difference.a.bubble, difference.b.bubble)
+    longer = _subtract(difference.a.bubble, difference.b.bubble)
     phases = ", ".join(f"{name} {_signed_time(longer[name])}" for name in BUBBLE if name in longer)
     return f" ({phases})" if phases else ""
 
@@ -397,7 +397,7 @@ def _signed_terms(
     listed = [part for part in largest[:3] if 20 * abs(more[part]) >= abs(more[largest[0]])]
     about = {"bubble": _phases(difference)}
     terms = [
-        f"{_signed_time(more[part])} {_noun(part, a if more[part] > 0 else b)}{about.get(part, '')}"
+        f"{_signed_time(more[part])} {_part_name(part, a if more[part] > 0 else b)}{about.get(part, '')}"
         for part in listed
     ]
     if remainder := total - sum(more[part] for part in listed):
@@ -405,13 +405,13 @@ def _signed_terms(
     return ", ".join(terms)
 
 
-def _because(a: DerivedColumns, b: DerivedColumns, difference: MakespanChange, part: str) -> str:
+def _cause_text(a: DerivedColumns, b: DerivedColumns, difference: MakespanChange, part: str) -> str:
     """Return in words what makes a part of the makespan longer."""
     device = difference.a.device
     if part == "issue" and not _launches_ahead(a) and _launches_ahead(b):
         return "the host waits for each kernel"
     if part == "bubble":
-        longer = _minus(difference.a.waits_for, difference.b.waits_for)
+        longer = _subtract(difference.a.waits_for, difference.b.waits_for)
         whom = max(longer, key=lambda name: longer[name], default="")
         return _WORDS[part][1] + _phases(difference) + (f", most of it waiting for {whom}" if whom else "")
     if part == "compute":

@@ -125,8 +125,8 @@ def lifetimes(trace: Record) -> Lifetimes:
     nbytes = graph.tensor_nbytes[tensor]
     nbytes[: len(maker)] *= live
     if has_control_flow(graph):
-        kept = kept_tokens(trace, producer, consumer, carried)
-        producer, consumer, carried = producer[kept], consumer[kept], carried[kept]
+        retained = kept_tokens(trace, producer, consumer, carried)
+        producer, consumer, carried = producer[retained], consumer[retained], carried[retained]
         for row, over_ns in loop_ends_ns(trace).items():
             dies[outputs.indptr[row]] = max(dies[outputs.indptr[row]], over_ns)
         delivered = np.zeros(len(moved["id"]), bool)
@@ -172,9 +172,9 @@ def lifetimes(trace: Record) -> Lifetimes:
     sent = graph.tensor_producer[moved["tensor"]] == UNSET
     read_here = (graph.inputs.indices * n_devices + readers)[outside]
     sent_away = moved["tensor"][sent] * n_devices + moved["source"][sent]
-    kept, device = np.divmod(np.unique(np.concatenate((read_here, sent_away))), n_devices)
+    retained, device = np.divmod(np.unique(np.concatenate((read_here, sent_away))), n_devices)
 
-    tensor = np.concatenate((tensor, kept))
+    tensor = np.concatenate((tensor, retained))
     iteration = np.concatenate((trace.tasks["iteration"][maker], moved["iteration"]))
     if trace.attempts:  # whoever restarts has nothing of the attempt before
         ends = [(attempt.run, attempt.begin_ns + attempt.trace.makespan_ns) for attempt in trace.attempts]
@@ -183,10 +183,10 @@ def lifetimes(trace: Record) -> Lifetimes:
     lives = Lifetimes(
         np.concatenate((trace.device[maker], moved["destination"], device)),
         tensor,
-        np.concatenate((iteration, np.full(len(kept), UNSET))),
-        np.concatenate((nbytes, graph.tensor_nbytes[kept])),
-        np.concatenate((born, np.zeros(len(kept), np.int64))),
-        np.concatenate((dies, np.full(len(kept), trace.makespan_ns))),
+        np.concatenate((iteration, np.full(len(retained), UNSET))),
+        np.concatenate((nbytes, graph.tensor_nbytes[retained])),
+        np.concatenate((born, np.zeros(len(retained), np.int64))),
+        np.concatenate((dies, np.full(len(retained), trace.makespan_ns))),
     )
     return lives.of((lives.nbytes > 0) & (lives.end_ns > lives.start_ns))
 

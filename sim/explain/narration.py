@@ -175,7 +175,7 @@ def explain_text(
     if f.part and (listed := largest_gaps(f, gaps)):
         lines += ["", "Longest gaps"]
         lines += [
-            f"  {gap.device:<12} {_when(gap.start_ns, gap.length_ns)}  {gap.reason:<10}  {gap.blame}"
+            f"  {gap.device:<12} {_span(gap.start_ns, gap.length_ns)}  {gap.reason:<10}  {gap.blame}"
             for gap in listed
         ]
     return "\n".join(lines) + "\n"
@@ -195,12 +195,12 @@ def op_text(f: DerivedColumns, op: str, limit: int = 5) -> str:
     executions = lives(f, op)
     for life in executions[:limit]:
         lines += ["", f"{task_text(f, life.row)} on {f.trace.lane_name(life.row)}"]
-        lines += [f"  {_when(*when)}  {reason:<10}  {text}".rstrip() for reason, *when, text in life.pieces]
+        lines += [f"  {_span(*when)}  {reason:<10}  {text}".rstrip() for reason, *when, text in life.pieces]
         before = [step for step in life.path if step.end_ns <= f.begins[life.row]][-limit:]
         if before:
             lines.append("  what led to it, last step last:")
         lines += [
-            f"    {_when(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}"
+            f"    {_span(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}"
             for step in before
         ]
         tasks = [f"{task_text(f, row)} on {f.trace.lane_name(row)}" for row in life.held_up]
@@ -231,11 +231,11 @@ def _whole_lines(f: DerivedColumns) -> list[str]:
     return [f"{breakdown_line(f)}.", *(attempt_lines(f.trace) or [bound]), *late_lines(f.trace)]
 
 
-def _when(start_ns: int, length_ns: int) -> str:
+def _span(start_ns: int, length_ns: int) -> str:
     return f"at {format_duration(start_ns):>10}  {format_duration(length_ns):>10}"
 
 
-def _who(names: Sequence[str]) -> str:
+def _pad_names(names: Sequence[str]) -> str:
     """Return ``gpu0 and 7 more``, padded to the width of the column."""
     return f"{list_names(names):<16}"
 
@@ -248,7 +248,7 @@ def _group_line(group: GapGroup) -> str:
     longest = "" if group.times == 1 else "longest "
     detail = f"{longest}at {format_duration(group.longest.start_ns)}: {group.longest.blame}"
     total = f"{format_duration(group.total_ns):>10}  {f'{group.times} x {mean}':<18}"
-    return f"  {_who(group.devices)} {total} {group.reason:<12} {detail}"
+    return f"  {_pad_names(group.devices)} {total} {group.reason:<12} {detail}"
 
 
 def _exposed_lines(f: DerivedColumns) -> list[str]:
@@ -259,7 +259,7 @@ def _exposed_lines(f: DerivedColumns) -> list[str]:
     for by_part, names in alike.items():
         total = format_duration(sum(ns for _, ns in by_part))
         parts = ", ".join(f"{part} {format_duration(ns)}" for part, ns in by_part)
-        lines.append(f"  {_who(names)} {total:>10}  {parts}")
+        lines.append(f"  {_pad_names(names)} {total:>10}  {parts}")
     return lines
 
 
@@ -282,7 +282,7 @@ def _path_lines(f: DerivedColumns, path: list[PathStep], longest: int) -> list[s
     if selection:
         lines += _kinds_line(f, path)
     for step in sorted(listed, key=lambda step: step.start_ns):
-        lines.append(f"  {_when(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}")
+        lines.append(f"  {_span(step.start_ns, step.end_ns - step.start_ns)}  {step_text(f, step)}")
     return lines
 
 
@@ -318,7 +318,7 @@ def _device_lines(f: DerivedColumns) -> list[str]:
         if waits:
             share["wait"] += f" ({', '.join(f'{word} {_percent(-ns, total).strip()}' for ns, word in waits)})"
         rows.append(("   ".join(f"{word} {value}" for word, value in share.items()), device.name))
-    lines = ["Devices", *(f"  {_who(names)} {shares}" for shares, names in group_pairs(rows).items())]
+    lines = ["Devices", *(f"  {_pad_names(names)} {shares}" for shares, names in group_pairs(rows).items())]
     unused = unused_devices(f.trace) if f.at_device is None else []
     return [*lines, f"  unused: {', '.join(unused)}"] if unused else lines
 

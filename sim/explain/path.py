@@ -32,7 +32,7 @@ from sim.record.record import RECORDED_REASONS, WAITS, Record, Wait
 
 _Cause = tuple[int, bool]
 """A row, and whether its execution has to be explained (otherwise its issue)."""
-_READ: Final = (
+_COLUMNS: Final = (
     *("row_start", "row_end", "data", "last_producer", "device", "wait", "by_worker", "keeps_issuer"),
     *("ready", "taken", "calls", "cost", "issue", "issuer_done", "before_at_issuer"),
     *("released", "before_on_lane", "lane_end", "launch_end", "begins", "met_last", "before_in_line"),
@@ -95,7 +95,7 @@ class _Walk:
     def __init__(self, f: DerivedColumns) -> None:
         self.f = f
         # As lists, because a walk reads single entries.
-        self.col = SimpleNamespace(**{name: getattr(f, name).tolist() for name in _READ})
+        self.col = SimpleNamespace(**{name: getattr(f, name).tolist() for name in _COLUMNS})
         self.steps: list[PathStep] = []
         self.seen: set[_Cause] = set()
 

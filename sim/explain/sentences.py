@@ -91,10 +91,10 @@ def _dependency(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
         return f"{task_text(f, row)} waits for what is never sent, and is aborted", cause
     verb = "runs" if f.start[cause] <= at_ns else "has not started yet"
     text = f"{task_text(f, row)} needs {task_text(f, cause)}, which {verb} on {_lane(f, cause)}"
-    return text if f.start[cause] <= at_ns else text + _meanwhile(f, cause, at_ns), cause
+    return text if f.start[cause] <= at_ns else text + _why_not_started(f, cause, at_ns), cause
 
 
-def _meanwhile(f: DerivedColumns, row: int, at_ns: int) -> str:
+def _why_not_started(f: DerivedColumns, row: int, at_ns: int) -> str:
     """Return why a task has not started: what its lane executes, or which of its own inputs is missing."""
     for _ in range(_NAMED):
         runs = np.flatnonzero((f.lane == f.lane[row]) & (f.begins <= at_ns) & (f.end > at_ns))

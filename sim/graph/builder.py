@@ -23,7 +23,7 @@ from sim.graph.attributes import convert_attributes
 from sim.graph.graph import Graph, Role, split_output
 from sim.graph.views import forwarded_nbytes
 
-_N_FACTS = 10  # kind, dtype, pin, flops, bytes read and written, duration, stage, micro-batch, phase
+_N_COLUMNS = 10  # kind, dtype, pin, flops, bytes read and written, duration, stage, micro-batch, phase
 
 Ref = str | int | tuple[str | int, int]
 """An input: a name or number, or (name, distance) for the tensor produced `distance` iterations earlier."""
@@ -239,8 +239,8 @@ class GraphBuilder:
         self._ops[name] = index
         self._rows.extend(row)
         self._sizes.extend(sizes or (0,))
-        self._refer(self._inputs, index, inputs, self._output)
-        self._refer(self._after, index, after, self._ops.get)
+        self._add_references(self._inputs, index, inputs, self._output)
+        self._add_references(self._after, index, after, self._ops.get)
         self._first.append(len(self._sizes))
         for device_kind, ns in (duration_by_kind or {}).items():
             own_ns = _whole_number(name, ns, f"a duration on {device_kind}", " of ns")
@@ -395,8 +395,8 @@ class GraphBuilder:
         self._resolve(self._after, self._ops.get)
         self._gather()
         kind, dtype, pin, flops, read, written, duration, stage, micro_batch, phase = (
-            parts[0] if len(parts) == 1 and parts[0].flags.carray else np.concatenate(parts)
-            for parts in zip(*self._columns, strict=True)
+            chunks[0] if len(chunks) == 1 and chunks[0].flags.carray else np.concatenate(chunks)
+            for chunks in zip(*self._columns, strict=True)
         )
         external = np.array(self._external_rows, dtype=np.int64).reshape(-1, 3)
         bounds = np.array(self._first, dtype=np.int64)
@@ -442,10 +442,10 @@ class GraphBuilder:
     def _gather(self) -> None:
         """Turn the rows collected so far into columns."""
         if self._rows:
-            self._columns.append([*np.array(self._rows).reshape(-1, _N_FACTS).T])
+            self._columns.append([*np.array(self._rows).reshape(-1, _N_COLUMNS).T])
             self._rows = array("q")
 
-    def _refer(
+    def _add_references(
         self, refs: _Refs, consumer: int, references: Iterable[Ref], find: Callable[[str], int | None]
     ) -> None:
         before = len(refs.entries)

@@ -31,7 +31,7 @@ from sim.record.record import Record
 
 __all__ = ["check"]
 
-_IN_ORDER: Final[tuple[Callable[[Columns], None], ...]] = (
+_INVARIANTS: Final[tuple[Callable[[Columns], None], ...]] = (
     tasks.each_once,
     tasks.times_in_order,
     tasks.releases,
@@ -101,5 +101,5 @@ def check(trace: Record) -> None:
         failures.check_attempts(trace, check)
         return
     columns = Columns(trace)
-    for invariant in _IN_ORDER:
+    for invariant in _INVARIANTS:
         invariant(columns)

@@ -30,7 +30,7 @@ class _Reads(NamedTuple):
         return _Reads(self.tensor[chosen], self.reader[chosen], self.distance[chosen], self.crosses[chosen])
 
 
-def _home(c: Columns) -> IntArray:
+def _home_devices(c: Columns) -> IntArray:
     """Return the device on which each tensor appears; -1: wherever it is read."""
     graph = c.graph
     home = np.where(graph.tensor_producer == UNSET, UNSET, c.job.device_of[graph.tensor_producer])
@@ -44,7 +44,7 @@ def _home(c: Columns) -> IntArray:
 def reads_of(c: Columns) -> _Reads:
     tensor = c.graph.inputs.indices
     reader = c.graph.inputs.rows()
-    home = _home(c)[tensor]
+    home = _home_devices(c)[tensor]
     crosses = (home != UNSET) & (home != c.job.device_of[reader]) & bool(c.machine.links)
     return _Reads(tensor, reader, c.graph.input_distance, crosses)
 
@@ -115,7 +115,7 @@ def never_sent(c: Columns, key: int) -> str:
 def transfers_as_long_as_links_allow(c: Columns) -> None:
     """A transfer moves the tensor's bytes from its device, no faster than latency and bandwidth allow."""
     m = c.moved
-    wrong = _home(c)[m["tensor"]] != m["source"]
+    wrong = _home_devices(c)[m["tensor"]] != m["source"]
     size = c.graph.tensor_nbytes.copy()
     size[list(c.sent)] = [*c.sent.values()]
     wrong |= size[m["tensor"]] != m["nbytes"]
@@ -179,7 +179,7 @@ def _reads_that_ran(c: Columns, reads: _Reads) -> tuple[IntArray, IntArray]:
     return row[row != UNSET], supplier[row != UNSET]
 
 
-def _after(c: Columns, first: IntArray, second: IntArray) -> None:
+def _check_after(c: Columns, first: IntArray, second: IntArray) -> None:
     """Check that no task starts before its inputs have ended and, if needed, their events have travelled.
 
     A launch that fails only needs its inputs to have been issued.
@@ -213,7 +213,7 @@ def inputs_are_there(c: Columns) -> None:
             supplier == NEVER,
             lambda k: f"{c.tell_start(reader[k])}, and something that it reads was never made, or sent",
         )
-        _after(c, supplier[supplier != UNSET], reader[supplier != UNSET])
+        _check_after(c, supplier[supplier != UNSET], reader[supplier != UNSET])
 
 
 def first_input_is_there(c: Columns) -> None:
@@ -252,7 +252,7 @@ def control_edges(c: Columns) -> None:
             first == UNSET,
             lambda k: f"{c.tell_start(second[k])}, and an op that it follows failed, or never ran",
         )
-        _after(c, first, second)
+        _check_after(c, first, second)
 
 
 def first_tokens(c: Columns) -> None:

@@ -82,14 +82,14 @@ def durations(c: Columns) -> None:
     fixed = np.array([device.keeps_durations for device in c.machine.devices])[c.device] | c.alone
     fixed &= ~c.job.meets[c.op] & ~c.cut
     took, due, rows = c.end - c.start, c.trace.alone_ns.copy(), np.flatnonzero(fixed)
-    due[rows] = _ends_due(c, rows, c.start[rows]) - c.start[rows]
+    due[rows] = _due_ends(c, rows, c.start[rows]) - c.start[rows]
     refuse(
         (fixed | ~c.live) & (took != due),
         lambda r: f"{c.task(r)} took {took[r]} ns on {c.device_name(c.device[r])}, where it takes {due[r]}",
     )
 
 
-def _ends_due(c: Columns, rows: IntArray, start: IntArray) -> IntArray:
+def _due_ends(c: Columns, rows: IntArray, start: IntArray) -> IntArray:
     """Return when tasks that begin at `start` and share nothing end: their devices may be slow meanwhile."""
     ends = start + c.trace.alone_ns[rows]
     if (conditions := c.trace.conditions) is not None:
@@ -176,7 +176,7 @@ def members_end_together(c: Columns) -> None:
     if met is None:
         return
     n = len(met.party)
-    due = most_by(met.meeting, _ends_due(c, met.row, met.met_ns[met.meeting]), n)
+    due = most_by(met.meeting, _due_ends(c, met.row, met.met_ns[met.meeting]), n)
     fixed = np.zeros(n, dtype=bool)  # otherwise the network decides when they end
     fixed[met.meeting[~c.job.carried[met.entry]]] = True
     end = np.where(fixed, due, most_by(met.meeting, c.end[met.row], n))[met.meeting]

@@ -109,7 +109,7 @@ def make_job(
     known_ns = known_costs(knowledge, graph, cost_ns, partial(drawing, "estimates", seed), estimate_error)
     freeze(*cost_ns, *known_ns)  # placements and policies see all of these
     device_of, duration_ns = _place_ops(graph, machine, placement or PinnedPlacement(), cost_ns, known_ns)
-    expected_ns = duration_ns if known_ns is cost_ns else _of_devices(known_ns, device_of)
+    expected_ns = duration_ns if known_ns is cost_ns else _costs_on_devices(known_ns, device_of)
     job = Job(graph, machine, device_of, duration_ns, expected_ns, iterations, seed, linearize, streams)
     job.known_costs_ns = tuple(known_ns)
     if job.collectives is not None:
@@ -183,7 +183,7 @@ def _place_ops(
         name = graph.op_names[op_away]
         message = f"the placement puts op {name!r} on {device.name}; it is pinned to {pin!r}"
         raise InputError(message).about(name)
-    duration_ns = _of_devices(cost_ns, device_of)
+    duration_ns = _costs_on_devices(cost_ns, device_of)
     if (duration_ns == UNSET).any():
         op = int((duration_ns == UNSET).argmax())
         device = machine.devices[int(device_of[op])]
@@ -236,7 +236,7 @@ def _check_total(job: Job) -> None:
         ).about(name)
 
 
-def _of_devices(cost_ns: Sequence[IntArray], device_of: IntArray) -> IntArray:
+def _costs_on_devices(cost_ns: Sequence[IntArray], device_of: IntArray) -> IntArray:
     """Return the cost of each op on its device."""
     cost, different = np.empty(len(device_of), np.int64), {id(column): column for column in cost_ns}
     column_of = Codes[int]().of(map(id, cost_ns))[device_of]

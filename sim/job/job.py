@@ -90,7 +90,7 @@ class Job:
     processes: tuple[str, ...] = ()
     process_of: IntArray | None = None
 
-    kept: dict[Hashable, Any] | None = field(default=None, init=False, repr=False)
+    once_results: dict[Hashable, Any] | None = field(default=None, init=False, repr=False)
     """Results of `once`, if the job is run with many seeds."""
 
     def task_ns(self, op: IntArray, iteration: IntArray, frame: Sequence[str] = ()) -> IntArray:
@@ -107,20 +107,20 @@ class Job:
 
     def once(self, key: Hashable, work: Callable[[], _T]) -> _T:
         """Return a result that does not depend on the seed; a job with many seeds computes it only once."""
-        if self.kept is None:
+        if self.once_results is None:
             return work()
-        if key not in self.kept:
-            self.kept[key] = work()
-        result: _T = self.kept[key]
+        if key not in self.once_results:
+            self.once_results[key] = work()
+        result: _T = self.once_results[key]
         return result
 
-    def again(self, seed: int) -> Job | None:
+    def with_seed(self, seed: int) -> Job | None:
         """Return the job under another seed, with nothing drawn; None: its decisions used the seed.
 
         Decisions and derived results are shared between the seeds.
         """
-        if self.kept is None:
-            self.kept = {}
+        if self.once_results is None:
+            self.once_results = {}
         if _SEED_USED in vars(self):
             return None
         job = copy(self)

@@ -13,7 +13,7 @@ from sim.graph.graph import Graph, Role
 from sim.job.job import Job, Placement
 from sim.machine.machine import Machine
 
-_LAST: Final = {"cpu": 1, "switch": 2}
+_LAST_CHOICE: Final = {"cpu": 1, "switch": 2}
 """Kinds of device that get a free op only if no other device can run it, in this order."""
 
 
@@ -66,7 +66,7 @@ def first_able(
     for pin, devices in enumerate(allowed):
         ops = ops_of.row(pin)
         best: dict[int, int] = {}  # the first of the devices with equal costs
-        for device in sorted(devices, key=lambda d: _LAST.get(machine.devices[d].kind, 0)):
+        for device in sorted(devices, key=lambda d: _LAST_CHOICE.get(machine.devices[d].kind, 0)):
             best.setdefault(id(cost_ns[device]), device)
         for device in reversed(best.values()):  # the first one is written last, so it stays
             device_of[ops[cost_ns[device][ops] != UNSET]] = device

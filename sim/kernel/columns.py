@@ -280,16 +280,16 @@ def columns(
     """Return the columns of a run, by the names of `sim.kernel.loop.Run`'s attributes."""
     key = ("columns", policy.synchronisation, policy.scope)
     base = job.once(key, lambda: _fixed_columns(job, flow, policy, shared))
-    if job.kept is not None:  # the kernel writes into them
+    if job.once_results is not None:  # the kernel writes into them
         base = {name: col.copy() if isinstance(col, np.ndarray) else col for name, col in base.items()}
     base |= {"drawn": job.noisy_ns is not None, "ns": _durations(job, flow)}
     takes = 0 if memory is None else AT_ISSUE if memory.at_issue else AT_START
     noted = np.zeros(2 * int(base["n_tasks"]) if takes else 0, np.int64)
     base |= {"takes": takes, "noted": noted.astype(np.int32), "noted_ns": noted}
-    return base | _narrow(_queues(job, flow, order))
+    return base | _narrow_columns(_queues(job, flow, order))
 
 
-def _narrow(columns: Columns) -> Columns:
+def _narrow_columns(columns: Columns) -> Columns:
     return {name: np.asarray(col, np.int32) if name in _NARROW else col for name, col in columns.items()}
 
 
@@ -322,7 +322,7 @@ def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared
     n_events = 2 * n_lanes + n_issuers + n_transfers + int(np.count_nonzero(release)) * job.iterations
     result |= _nodes(job, flow) | _edges(job, flow, policy.synchronisation) | _devices(job)
     result |= _cores(flow, shared) | _communicators(job) | dict.fromkeys(_COUNTERS.split(), 0)
-    result |= _blank(
+    result |= _blank_columns(
         (n_tasks, "ready issue end stream issuer", "wait follower"),
         (n_tasks + 1, "", "last"),
         (n_ops + 1, "", "rows"),
@@ -333,10 +333,10 @@ def _fixed_columns(job: Job, flow: Flow, policy: Policy, shared: Sequence[Shared
         (n_issuers, "kept", "idle placed"),
         (job.n_groups, "unhosted unhosted_last", "n_idle asked is_asked"),
     )
-    return _narrow(result)
+    return _narrow_columns(result)
 
 
-def _blank(*columns: tuple[int, str, str]) -> Columns:
+def _blank_columns(*columns: tuple[int, str, str]) -> Columns:
     """Return columns of some sizes: those with -1 everywhere at time 0, and those with 0."""
     return {
         name: np.full(size, value, np.int32 if name in _NARROW else np.int64)
@@ -367,7 +367,7 @@ def _communicators(job: Job) -> Columns:
         "party_members": np.cumsum(in_party * party_size) - in_party * party_size,
     }
     result |= of_op
-    return result | _blank(
+    return result | _blank_columns(
         (in_line.sum(), "", "in_line"),
         (len(in_line), "", "line_issued line_done retried"),
         (len(in_seat), "", "seat_issued seat_started"),

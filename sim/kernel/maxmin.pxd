@@ -38,9 +38,9 @@ cdef class MaxMin:
     cdef void _note(self, i64 route) noexcept
 
     @cython.locals(top=i128, more=i128, bottom=i128)
-    cdef void _spare(self, i64 link, i64 flows, i64 route) noexcept
+    cdef void _add_slack(self, i64 link, i64 flows, i64 route) noexcept
 
-    cdef void _spare_long(self, i64 link, flows, i64 route) noexcept
+    cdef void _add_slack_long(self, i64 link, flows, i64 route) noexcept
 
     @cython.locals(asks=bint, fills=bint, wide=i128)
     cdef void _ask(self, i64 link) noexcept

@@ -230,13 +230,13 @@ class MaxMin:
         for hop in range(begin, end):
             link = self.links[hop]
             if counted:
-                self._spare(link, counted, route)
+                self._add_slack(link, counted, route)
             self.open_flows[link] += flows
             self._touch(link)
         self.counted[route] = 0
         self._note(route)
 
-    def _spare(self, link: int, flows: int, route: int) -> None:
+    def _add_slack(self, link: int, flows: int, route: int) -> None:
         """Add `flows`, which may be negative, times the rate of a route to the slack of a link.
 
         A short denominator is left unreduced: reducing it costs more than it saves.
@@ -244,12 +244,12 @@ class MaxMin:
         n, d = self.rate_n[route], self.rate_d[route]
         had = self.slack_d[link]
         if not d or not had:
-            self._spare_long(link, flows, route)
+            self._add_slack_long(link, flows, route)
             return
         top = flows
         top *= n
         if top >= LIMIT or top <= -LIMIT:
-            self._spare_long(link, flows, route)
+            self._add_slack_long(link, flows, route)
             return
         common = 1
         if had % d == 0:
@@ -271,12 +271,12 @@ class MaxMin:
             top //= common
             bottom //= common
         if top >= LIMIT or top <= -LIMIT or bottom >= LIMIT:
-            self._spare_long(link, flows, route)
+            self._add_slack_long(link, flows, route)
             return
         self.slack_n[link] = top
         self.slack_d[link] = bottom
 
-    def _spare_long(self, link: int, flows: int, route: int) -> None:
+    def _add_slack_long(self, link: int, flows: int, route: int) -> None:
         """Do the same with Python integers."""
         top, bottom = whole(self.slack_n[link], self.slack_d[link], self.slack_long[link])
         n, d = whole(self.rate_n[route], self.rate_d[route], self.rate_long[route])
@@ -393,7 +393,7 @@ class MaxMin:
                 used = self.links[other]
                 self.open_flows[used] -= flows
                 if used != link:
-                    self._spare(used, -flows, route)
+                    self._add_slack(used, -flows, route)
                 self._touch(used)
         self.slack_n[link], self.slack_d[link] = 0, 1
 

@@ -197,7 +197,7 @@ class Router:
         self._next_hops: dict[int, dict[int, tuple[int, list[int]]]] = {}
         self._routes: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._given = {
-            (position[a], position[b]): self._through([position[name] for name in (a, *via, b)])
+            (position[a], position[b]): self._links_through([position[name] for name in (a, *via, b)])
             for (a, b), via in routing.given.items()
         }
         self.by_flow: Final = routing.kind == "ecmp"
@@ -213,11 +213,11 @@ class Router:
         key = (source, destination, flow if self.by_flow else 0)
         route = self._routes.get(key)
         if route is None:
-            route = self._given.get((source, destination)) or self._walk(source, destination, key[2])
+            route = self._given.get((source, destination)) or self._find_route(source, destination, key[2])
             self._routes[key] = route
         return route
 
-    def _through(self, devices: Sequence[int]) -> tuple[int, ...]:
+    def _links_through(self, devices: Sequence[int]) -> tuple[int, ...]:
         """Return the links from each device to the next: among parallel ones, the first of least latency."""
         links = []
         for a, b in pairwise(devices):
@@ -227,11 +227,11 @@ class Router:
             links.append(min(parallel, key=lambda k: self._links[k].latency_ns))
         return tuple(links)
 
-    def _walk(self, source: int, destination: int, flow: int) -> tuple[int, ...]:
+    def _find_route(self, source: int, destination: int, flow: int) -> tuple[int, ...]:
         targets = self._ends[1]
         next_hops = self._next_hops.setdefault(destination, {})
         next_hops[destination] = 0, []
-        for device, links in reversed(self._onward(source, destination, next_hops).items()):
+        for device, links in reversed(self._forwarding(source, destination, next_hops).items()):
             latency_ns = [self._latency_ns[k] + next_hops[targets[k]][0] for k in links]
             least_ns = min(latency_ns)
             equal_cost = sorted(k for k, ns in zip(links, latency_ns, strict=True) if ns == least_ns)
@@ -246,7 +246,7 @@ class Router:
             device = targets[path[-1]]
         return tuple(path)
 
-    def _onward(self, source: int, destination: int, settled: Container[int]) -> dict[int, list[int]]:
+    def _forwarding(self, source: int, destination: int, settled: Container[int]) -> dict[int, list[int]]:
         """Return, for devices on shortest paths (fewest hops), the links to forward over; nearest first.
 
         Devices that are `settled` may be left out.

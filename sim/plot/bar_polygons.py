@@ -192,7 +192,7 @@ _WIDTH: Final = 4.5 / 7
 """Width of a letter relative to its size."""
 _LARGEST_IN_BAR, _SMALLEST_IN_BAR = 7.0, 5.0
 """Font sizes in points."""
-_EVEN: Final = 0.179
+_CONTRAST: Final = 0.179
 """Relative luminance on which black and white are equally legible."""
 
 
@@ -322,4 +322,4 @@ def ink_on(colour: str) -> str:
     from matplotlib.colors import to_rgb
 
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
-    return "black" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > _EVEN else "white"
+    return "black" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > _CONTRAST else "white"

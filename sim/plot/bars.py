@@ -19,7 +19,7 @@ from sim.plot.theme import LAUNCH, TRANSFER, WAITING
 from sim.record.dependencies import edges_among
 from sim.record.record import Record
 
-_COLUMNS: Final = 4_000
+_PICTURE_COLUMNS: Final = 4_000
 """A bar narrower than the makespan over this has no width of its own in any picture."""
 
 
@@ -55,7 +55,7 @@ class Bars:
         """Return the number of bars."""
         return len(self.lane)
 
-    def some(self, rows: IntArray) -> Bars:
+    def select(self, rows: IntArray) -> Bars:
         """Return the bars at some positions, or where a mask is true."""
         return Bars(self.lanes, self.kinds, *(column[rows] for column in self._columns))
 
@@ -78,7 +78,7 @@ class Bars:
     def without_empty_lanes(self) -> Bars:
         """Return the bars without visibly empty lanes."""
         bars, n = self.empty_last()
-        return replace(bars.some(np.flatnonzero(bars.lane < n)), lanes=bars.lanes[:n])
+        return replace(bars.select(np.flatnonzero(bars.lane < n)), lanes=bars.lanes[:n])
 
     def pack(self, until_ns: int, limit: int = 10_000) -> Bars:
         """Return fewer bars that look the same, if more than `limit` are too narrow to be seen.
@@ -86,11 +86,11 @@ class Bars:
         The narrow ones of one lane, kind and column of the picture become one bar with their total width,
         side by side in that column, so the column keeps its colours and their shares.
         """
-        column_ns = until_ns // _COLUMNS
+        column_ns = until_ns // _PICTURE_COLUMNS
         narrow = self.end - self.start <= column_ns
         if int(narrow.sum()) <= limit or column_ns < 2:
             return self
-        thin = self.some(np.flatnonzero(narrow))
+        thin = self.select(np.flatnonzero(narrow))
         column = thin.start // column_ns
         key = (thin.lane * (until_ns // column_ns + 2) + column) * len(self.kinds) + thin.kind
         keys, first, key_of = np.unique(key, return_index=True, return_inverse=True)
@@ -99,8 +99,8 @@ class Bars:
         before = np.cumsum(width) - width
         leader = np.searchsorted(spot, spot)  # the first kind of the column
         start = column[first] * column_ns + before - before[leader]
-        merged = replace(thin.some(first), start=start, end=start + width, row=np.full(len(keys), UNSET))
-        wide = self.some(np.flatnonzero(~narrow))
+        merged = replace(thin.select(first), start=start, end=start + width, row=np.full(len(keys), UNSET))
+        wide = self.select(np.flatnonzero(~narrow))
         pairs = zip(wide._columns, merged._columns, strict=True)
         return Bars(self.lanes, self.kinds, *map(np.concatenate, pairs))
 
@@ -225,24 +225,24 @@ class PathSteps(NamedTuple):
     bar: IntArray
 
 
-def path_of(facts: DerivedColumns, all_bars: Bars, drawn: Bars) -> PathSteps:
+def path_of(derived: DerivedColumns, all_bars: Bars, drawn: Bars) -> PathSteps:
     """Return the executed critical path through a chart.
 
     A step that is a wait or an issue is on the lane of the task that waits or is issued.
 
     Parameters
     ----------
-    facts : DerivedColumns
+    derived : DerivedColumns
         Derived columns of the trace.
     all_bars, drawn : Bars
         All bars of the trace, and those drawn (`Bars.pack`).
     """
-    trace = facts.trace
+    trace = derived.trace
     lane_of, bar_of = (np.full(len(trace) + len(trace.transfers["tensor"]), UNSET) for _ in range(2))
     for bars, column, values in ((all_bars, lane_of, all_bars.lane), (drawn, bar_of, np.arange(len(drawn)))):
         named = bars.row != UNSET
         column[bars.row[named]] = values[named]
-    steps = [step for step in executed_path(facts) if lane_of[step.row] != UNSET]
+    steps = [step for step in executed_path(derived) if lane_of[step.row] != UNSET]
     columns = [(step.row, step.start_ns, step.end_ns, step.kind in ("task", "transfer")) for step in steps]
     row, start, end, runs = np.array(columns, np.int64).reshape(-1, 4).T
     return PathSteps(lane_of[row], start, end, np.where(runs == 1, bar_of[row], UNSET))

@@ -136,8 +136,8 @@ def _draw(
         draw_path(ax, path, end_ns)
     if arrows:
         draw_arrows(ax, trace, bars, scale)
-    tasks = bars.some(np.flatnonzero((bars.row != UNSET) & (bars.row < len(trace))))
-    cut = tasks.some(np.flatnonzero(trace.status[tasks.row]))
+    tasks = bars.select(np.flatnonzero((bars.row != UNSET) & (bars.row < len(trace))))
+    cut = tasks.select(np.flatnonzero(trace.status[tasks.row]))
     if len(cut):
         ax.plot(cut.end / scale, cut.lane, "X", color=ink(), markeredgecolor=paper(), clip_on=False)
     ax.set_xlim(0, end_ns / scale)

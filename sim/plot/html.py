@@ -136,18 +136,18 @@ _OF_TASKS: Final = ("ready", "issued", "met", "reason", "status", "iteration", "
 # ----------------------------------------------------------------------------------------------------------
 # Explanations of a run on the page: time of devices, text, longest idle stretches.
 
-_GAPS: Final = 20
+_MAX_GAPS: Final = 20
 """Maximum number of idle stretches listed."""
-_DEVICES: Final = 40
+_MAX_DEVICES: Final = 40
 """Maximum number of bars for devices; of more devices only the first have one."""
 
 
-def describe_run(facts: DerivedColumns, title: str, sections: Sequence[Section] = ()) -> dict[str, Any]:
+def describe_run(derived: DerivedColumns, title: str, sections: Sequence[Section] = ()) -> dict[str, Any]:
     """Return the content below the chart of one run.
 
     Parameters
     ----------
-    facts : DerivedColumns
+    derived : DerivedColumns
     title : str
     sections : sequence of Section
         Further content on the run.
@@ -159,14 +159,14 @@ def describe_run(facts: DerivedColumns, title: str, sections: Sequence[Section] 
         ``colours`` of the parts, on light and dark paper (None: ink); ``sections``, each with ``text`` and
         ``tables``; ``text``: the output of `sim explain`; ``gaps``: the longest idle stretches.
     """
-    trace = facts.trace
+    trace = derived.trace
     total = max(trace.makespan_ns, 1)
     alike: dict[tuple[tuple[str, float], ...], list[str]] = {}
-    for name, parts in use_of_devices(facts).items():
+    for name, parts in use_of_devices(derived).items():
         shares = tuple((part, round(ns / total, 6)) for part, ns in parts.items() if ns)
         if shares != (("idle", 1.0),):  # it has no work at all
             alike.setdefault(shares, []).append(name)
-    use = [[list_names(names), shares] for shares, names in list(alike.items())[:_DEVICES]]
+    use = [[list_names(names), shares] for shares, names in list(alike.items())[:_MAX_DEVICES]]
     visible = {part for shares in alike for part, _ in shares}
     return {
         "title": title,
@@ -180,18 +180,18 @@ def describe_run(facts: DerivedColumns, title: str, sections: Sequence[Section] 
             {"text": "\n".join([*part.lines, *part.notes]), "tables": [rows for rows in part.tables if rows]}
             for part in sections
         ],
-        "text": explain_text(facts, title=title).partition("\n")[2].strip("\n"),
-        "gaps": [gap._asdict() for gap in largest_gaps(facts, _GAPS)],
+        "text": explain_text(derived, title=title).partition("\n")[2].strip("\n"),
+        "gaps": [gap._asdict() for gap in largest_gaps(derived, _MAX_GAPS)],
     }
 
 
 # ----------------------------------------------------------------------------------------------------------
 
-_NARROW: Final = 150_000
+_MAX_NARROW: Final = 150_000
 """Maximum bars too narrow to be seen, over all runs; more are merged (`Bars.pack`)."""
-_INSTANTS: Final = 16_000
+_MAX_INSTANTS: Final = 16_000
 """Number of instants that all strips together distinguish; each takes up to three steps of each band."""
-_LOADS: Final = 2_000
+_MAX_LOADS: Final = 2_000
 """Number of instants of a link's load; more become means over as many equal parts of the run."""
 
 _Data = dict[str, Any]
@@ -296,15 +296,15 @@ def gantt_data(
     key += [Entry(line, (line,), (colours[line],)) for line in line_labels(strips)]
     named = (kind for entry in key for kind in entry.kinds)
     labels = list(dict.fromkeys([*named, *(kind for bars in every for kind in bars.kinds)]))
-    columns = _INSTANTS // max(1, len(strips))
+    columns = _MAX_INSTANTS // max(1, len(strips))
     names = Codes[str]()
     rows: list[_Data] = []
     stories: list[_Data] = []
     for (name, trace), all_bars, below in zip(traces.items(), every, run_strips, strict=True):
         title = title_of(name, trace, end_ns)
         all_bars, n_lanes = all_bars.empty_last()
-        bars = all_bars.pack(end_ns, _NARROW // len(every))
-        bars = bars.some(np.flatnonzero((bars.end > bars.start) | (bars.row != UNSET)))
+        bars = all_bars.pack(end_ns, _MAX_NARROW // len(every))
+        bars = bars.select(np.flatnonzero((bars.end > bars.start) | (bars.row != UNSET)))
         entry = np.array([labels.index(kind) for kind in bars.kinds])
         row = {
             "title": title,
@@ -317,15 +317,15 @@ def gantt_data(
             "repeated": bool(trace.tasks["iteration"].any()),
             "bars": bar_columns(trace, bars, entry, names),
         }
-        facts = DerivedColumns(trace, name or None)
-        steps = path_of(facts, all_bars, bars)
+        derived = DerivedColumns(trace, name or None)
+        steps = path_of(derived, all_bars, bars)
         row["path"] = {key: column.tolist() for key, column in steps._asdict().items()}
         rows.append(row)
         note = below.note or "memory"
         for strip in fold_strips(below.shown):
             rows.append({"title": note} | _memory(strip, tops[strip.kind], labels, end_ns, columns))
             note = ""
-        stories.append(describe_run(facts, title, (sections or {}).get(name, ())))
+        stories.append(describe_run(derived, title, (sections or {}).get(name, ())))
         if loads := link_loads(trace):
             rows.append(_links(loads, end_ns))
     return {
@@ -375,9 +375,9 @@ def _links(loads: list[LinkLoad], until_ns: int) -> _Data:
 
 def _visible_steps(load: LinkLoad, until_ns: int) -> tuple[IntArray, FloatArray]:
     """Return the steps of a load, or means over equal parts of the run if there are fewer of those."""
-    if len(load.times_ns) <= _LOADS:
+    if len(load.times_ns) <= _MAX_LOADS:
         return load.times_ns, load.share
-    edges = np.unique(np.linspace(0, until_ns, _LOADS + 1).round().astype(np.int64))
+    edges = np.unique(np.linspace(0, until_ns, _MAX_LOADS + 1).round().astype(np.int64))
     return edges, np.append(np.round(load.means(edges), 4), 0.0)
 
 

@@ -71,7 +71,7 @@ class Outcomes:
             if op not in self.draws:
                 self.draws[op] = self.job.rng(f"outcome of {graph.op_names[op]}")
             return bool(self.draws[op].random() < outcome["probability"])
-        return bool(self._nth(op, "outcome", outcome, nth, "runs"))
+        return bool(self._entry(op, "outcome", outcome, nth, "runs"))
 
     def continues(self, op: int, entry: int, iteration: int) -> bool:
         """Return whether loop condition `op` lets iteration `iteration` run.
@@ -93,10 +93,10 @@ class Outcomes:
         trips: Any = self.attributes.get(op, {}).get("trips")
         if trips is None:
             return self.branch(op)
-        count: int = trips if isinstance(trips, int) else self._nth(op, "trips", trips, entry, "is entered")
+        count: int = trips if isinstance(trips, int) else self._entry(op, "trips", trips, entry, "is entered")
         return iteration < count
 
-    def _nth(self, op: int, attribute: str, listed: Sequence[Any], nth: int, happens: str) -> Any:
+    def _entry(self, op: int, attribute: str, listed: Sequence[Any], nth: int, happens: str) -> Any:
         """Return entry `nth` (from 0) of a list, or raise if it is too short."""
         if nth < len(listed):
             return listed[nth]

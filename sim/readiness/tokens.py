@@ -233,7 +233,7 @@ class TaggedTokenReadiness:
             root = frame.iterations[0] = Tag(frame, 0)
             for op in range(len(self.kind)):
                 if not self.n_control[op] and not self.first.get(op, self.n_data[op]):
-                    self._make(op, root, False)
+                    self._create_task(op, root, False)
         return self._take_ready()
 
     def on_issue(self, task: Task) -> list[Task]:
@@ -283,7 +283,7 @@ class TaggedTokenReadiness:
     def _passes_early(self, task: Task) -> bool:
         return self.early[task.op] and not task.dead
 
-    def _make(self, op: int, tag: Tag, dead: bool) -> None:
+    def _create_task(self, op: int, tag: Tag, dead: bool) -> None:
         task = Task(self.total, op, tag.frame.repetition, self.group_of[op])
         self.total += 1
         task.frame, task.dead = tag, dead
@@ -392,7 +392,7 @@ class TaggedTokenReadiness:
         if dead:
             tag.dead[op] = tag.dead.get(op, 0) + 1
         if remaining == 0:
-            self._make(op, tag, op in tag.dead and self.kind[op] != "control_trigger")
+            self._create_task(op, tag, op in tag.dead and self.kind[op] != "control_trigger")
 
     def _count_first(self, task: Task, op: int, control: bool, dead: bool, tag: Tag) -> None:
         """Count a token of `task` that arrives at `op`, which waits for control inputs and one live input."""
@@ -410,7 +410,7 @@ class TaggedTokenReadiness:
         all_dead = tag.dead.get(op, 0) == self.n_data[op]
         never_entered = dead and not control and merges and task.op in self.enters
         if op not in tag.run and not controls and (live or all_dead or never_entered):
-            self._make(op, tag, not live or op in tag.killed)
+            self._create_task(op, tag, not live or op in tag.killed)
 
     # -- frames --------------------------------------------------------------------------------
 

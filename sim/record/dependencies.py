@@ -64,10 +64,10 @@ def token_edges(trace: Record) -> tuple[IntArray, IntArray, IntArray]:
     constant[: len(graph)] = graph.column("constant")
     where = frame[consumer]
     where = np.where(constant[flow.producer[edge]], frames.first[where], where)
-    asked = (repetition[consumer] * flow.n_nodes + flow.producer[edge]) * n_frames + where
-    slot = np.searchsorted(key, asked, side="right") - 1
-    producer = rows[np.maximum(slot, 0)] if len(rows) else np.full(len(asked), UNSET)
-    fed = (slot >= 0) & (key[np.maximum(slot, 0)] == asked) if len(rows) else np.zeros(len(asked), bool)
+    query = (repetition[consumer] * flow.n_nodes + flow.producer[edge]) * n_frames + where
+    slot = np.searchsorted(key, query, side="right") - 1
+    producer = rows[np.maximum(slot, 0)] if len(rows) else np.full(len(query), UNSET)
+    fed = (slot >= 0) & (key[np.maximum(slot, 0)] == query) if len(rows) else np.zeros(len(query), bool)
     end, start = trace.of_rows("end_ns"), trace.of_rows("start_ns")
     fed &= end[producer] <= start[consumer]
     # At one instant rows are in the order in which they began, but those of dead tasks.
@@ -268,8 +268,8 @@ def edges_among(trace: Record, visible: BoolArray) -> tuple[IntArray, IntArray]:
     is_transfer = consumer >= len(trace)
     maker[consumer[is_transfer]] = producer[is_transfer]
     producer = np.where(visible[producer], producer, maker[producer])
-    inside = visible[producer] & visible[consumer]
-    return producer[inside], consumer[inside]
+    internal = visible[producer] & visible[consumer]
+    return producer[internal], consumer[internal]
 
 
 def unread(trace: Record) -> TaskEdges:

@@ -195,7 +195,7 @@ class Plan:
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             raise InputError(f'a plan has "schema": "{SCHEMA}"; this has none or another')
         try:
-            return _from_content(content)
+            return _read_content(content)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"the plan lacks something or has it in the wrong form: {error!r}") from None
 
@@ -204,7 +204,7 @@ _NAMES: Final = ("ops", "streams", "devices", "issuers")
 _COLUMNS: Final = ("op", "iteration", "stream", "issuer")
 
 
-def _from_content(content: Mapping[str, Any]) -> Plan:
+def _read_content(content: Mapping[str, Any]) -> Plan:
     ops, streams, devices, issuers = (tuple(map(str, content[noun])) for noun in _NAMES)
     columns = {name: np.array(content["tasks"][name], np.int64) for name in _COLUMNS}
     op, stream, issuer = columns["op"], columns["stream"], columns["issuer"]
@@ -300,11 +300,11 @@ def plan_of(trace: Record, *, timed: bool = False) -> Plan:
         stream=stream,
         issuer=issuer,
         waits=_needed_waits(producer[produced], consumer[produced], stream),
-        not_before_ns=_waits_on_purpose(trace, timed, in_order),
+        not_before_ns=_deliberate_waits(trace, timed, in_order),
     )
 
 
-def _waits_on_purpose(trace: Record, timed: bool, in_order: IntArray) -> IntArray | None:
+def _deliberate_waits(trace: Record, timed: bool, in_order: IntArray) -> IntArray | None:
     """Return the time until which each task waited on purpose, 0 for those that did not; None: none did."""
     from sim.job.costs import issue_costs_ns
 

@@ -162,7 +162,7 @@ def test_a_command_prints_what_the_page_shows(
 ) -> None:
     """A line of dots stands for any lines; scenarios are blocks of the page, or copies of those that ship."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("scenarios.cli.running._tell", lambda *told: None)  # how long it takes is no answer
+    monkeypatch.setattr("scenarios.cli.running._show_progress", lambda *told: None)  # no times
     command, _, shown = code.removeprefix("$ sim ").partition("\n")
     words = shlex.split(command)
     if words[0] != "new":

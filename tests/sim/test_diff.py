@@ -475,7 +475,7 @@ def test_what_is_told_adds_up(seed: int) -> None:
         idle = idle_change(d)
         for k, device in enumerate(schedule.devices):
             lasted = sum(both[side] for both in idle[device].values())
-            if schedule.facts is not None and not schedule.facts.trace.alone.any():
+            if schedule.derived is not None and not schedule.derived.trace.alone.any():
                 assert lasted == schedule.makespan_ns - int(schedule.busy_ns[k])
     own = own_ns(d)
     assert own is not None

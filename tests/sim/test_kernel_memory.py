@@ -57,13 +57,13 @@ def agree(given: dict[str, Any], memory: TensorMemories) -> str:
     refused: list[object] = []
     expected: Trace | SimError
     with pytest.MonkeyPatch.context() as patch:
-        full = TensorMemory._full
+        full = TensorMemory._wait_or_refuse
 
         def noted(self: TensorMemory, *of: Any) -> int:
             refused.append(of)
             return full(self, *of)
 
-        patch.setattr(TensorMemory, "_full", noted)
+        patch.setattr(TensorMemory, "_wait_or_refuse", noted)
         try:
             expected = simulate(**given, memory=memory, engine="simpy")
         except SimError as error:

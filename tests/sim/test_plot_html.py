@@ -216,7 +216,7 @@ def many_narrow() -> Trace:
 
 @pytest.fixture(autouse=True)
 def _few_bars(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sim.plot.html._NARROW", 10_000)
+    monkeypatch.setattr("sim.plot.html._MAX_NARROW", 10_000)
 
 
 def test_many_narrow_bars_become_fewer() -> None:
