@@ -118,7 +118,7 @@ class EqualShare:
         ``speed(n)``, positive.
     done : callable
         Called with the item at the instant at which it ends.
-    left : callable
+    on_leave : callable
         Called with the item just before the speed of the remaining ones is requested.
     """
 

@@ -91,7 +91,7 @@ class SharedSMs:
         ``partition_sms``, ``partition_of`` and ``stream_priorities``; missing keys mean the ideal.
     context : Context
         The run.
-    asked : mapping of int to Demand, optional
+    by_op : mapping of int to Demand, optional
         Op → its demand, if already known.
 
     Raises

@@ -185,7 +185,7 @@ class LeftoverSMs:
         `devices.shared_sms.SharedSMs`). It has at most as many streams as resident kernels.
     context : Context
         The run.
-    asked : mapping of int to Demand, optional
+    by_op : mapping of int to Demand, optional
         Op → its demand, if already known.
 
     Raises

@@ -51,44 +51,44 @@ class Written:
         """Return what stands for a literal."""
         return True if literal is None else self.literals[literal.index]
 
-    def interval(self, taken: Taken, *, inner: bool = False) -> Any:
+    def interval(self, usage: Taken, *, inner: bool = False) -> Any:
         """Return for how long something is taken, the gap included, if it is at all.
 
         Its `inner` part, in half units, leaves out begin and end; what takes no time takes half a unit.
         """
-        begin, size = self.at(taken.begin), (taken.ns + taken.gap_ns) // self.unit_ns
+        begin, size = self.at(usage.begin), (usage.ns + usage.gap_ns) // self.unit_ns
         if inner:
             begin, size = 2 * begin + (size > 0), max(1, 2 * size - 1)
-        if (given := self.holds(taken.given)) is True:
+        if (present := self.holds(usage.given)) is True:
             return self.model.new_fixed_size_interval_var(begin, size, "")
-        return self.model.new_optional_fixed_size_interval_var(begin, size, given, "")
+        return self.model.new_optional_fixed_size_interval_var(begin, size, present, "")
 
     def order(self, order: After) -> None:
         """State that a time is not before another one."""
-        held = [self.holds(literal) for literal in order.given]
-        if any(given is False for given in held):
+        conditions = [self.holds(literal) for literal in order.given]
+        if any(condition is False for condition in conditions):
             return
-        open_ = [given for given in held if given is not True]
+        open_ = [condition for condition in conditions if condition is not True]
         later, earlier = self.at(order.later), self.at(order.earlier)
         if not isinstance(later, int) or not isinstance(earlier, int):
             constraint = self.model.add(later >= earlier)
             if open_:
                 constraint.only_enforce_if(open_)
         elif later < earlier:
-            self.model.add_bool_or([~given for given in open_])
+            self.model.add_bool_or([~condition for condition in open_])
 
     def duration(self, last: Last) -> None:
         """State that a time is so long after another one."""
-        if (given := self.holds(last.given)) is not False:
+        if (condition := self.holds(last.given)) is not False:
             constraint = self.model.add(self.at(last.end) == self.at(last.begin) + last.ns // self.unit_ns)
-            if given is not True:
-                constraint.only_enforce_if(given)
+            if condition is not True:
+                constraint.only_enforce_if(condition)
 
     def clause(self, clause: Sequence[tuple[Literal, bool]]) -> None:
         """State that one at least of some literals has the value that it should have."""
-        held = [(self.holds(literal), value) for literal, value in clause]
-        if not any(holds is value for holds, value in held):
-            open_ = [holds if value else ~holds for holds, value in held if not isinstance(holds, bool)]
+        pairs = [(self.holds(literal), value) for literal, value in clause]
+        if not any(holds is value for holds, value in pairs):
+            open_ = [holds if value else ~holds for holds, value in pairs if not isinstance(holds, bool)]
             self.model.add_bool_or(open_)
 
     def value(self, solver: Any, unknown: Time | Literal | int) -> int:
@@ -125,18 +125,18 @@ def unit_of(problem: ScheduleProblem) -> int:
     >>> unit_of(problem)
     6
     """
-    said: set[int] = set()
-    for later, earlier, given in problem.orders:
-        if given or later != LONGEST or isinstance(earlier, Time):
-            said |= {_offset(later), _offset(earlier)}
+    times: set[int] = set()
+    for later, earlier, conditions in problem.orders:
+        if conditions or later != LONGEST or isinstance(earlier, Time):
+            times |= {_offset(later), _offset(earlier)}
     for begin, ns, end, _ in problem.durations:
-        said |= {_offset(begin), ns, _offset(end)}
-    for taken in problem.taken.values():
-        for begin, ns, _, _, gap_ns in taken:
-            said |= {_offset(begin), ns, gap_ns}
+        times |= {_offset(begin), ns, _offset(end)}
+    for usages in problem.taken.values():
+        for begin, ns, _, _, gap_ns in usages:
+            times |= {_offset(begin), ns, gap_ns}
     for changes in problem.changes.values():
-        said |= {_offset(at) for at, _ in changes}
-    return gcd(*said) or 1
+        times |= {_offset(time) for time, _ in changes}
+    return gcd(*times) or 1
 
 
 def _offset(time: Time | int) -> int:
@@ -156,8 +156,8 @@ def translate(problem: ScheduleProblem, unit: int = 1) -> Written:
         else:
             literals.append(model.new_bool_var(problem.literals[unknown.index]))
     cost = sum(
-        times[what.index] * n if isinstance(what, Time) else literals[what.index] * (n // unit)
-        for what, n in (problem.charged or {LONGEST: 1}).items()
+        times[item.index] * n if isinstance(item, Time) else literals[item.index] * (n // unit)
+        for item, n in (problem.charged or {LONGEST: 1}).items()
     )
     written = Written(model, times, literals, cost, unit)
 
@@ -189,54 +189,54 @@ def _limit(problem: ScheduleProblem, written: Written, resource: Any, capacity: 
     That its work takes at least so long follows, and has to be said: the solver hardly proves anything
     without.
     """
-    model, unit, taken = written.model, written.unit_ns, problem.taken.get(resource, ())
-    intervals, amounts = [*map(written.interval, taken)], [each.amount for each in taken]
+    model, unit, usages = written.model, written.unit_ns, problem.taken.get(resource, ())
+    intervals, amounts = [*map(written.interval, usages)], [usage.amount for usage in usages]
     if changes := problem.changes.get(resource):
-        sizes, least = [each.amount for each in changes], -sum(abs(each.amount) for each in changes)
-        model.add_reservoir_constraint([written.at(each.at) for each in changes], sizes, least, capacity)
+        sizes, lowest = [change.amount for change in changes], -sum(abs(change.amount) for change in changes)
+        model.add_reservoir_constraint([written.at(change.at) for change in changes], sizes, lowest, capacity)
     at_most(model, intervals, amounts, capacity)
-    work = sum(each.ns // unit * each.amount * written.holds(each.given) for each in taken)
+    work = sum(usage.ns // unit * usage.amount * written.holds(usage.given) for usage in usages)
     model.add(capacity * written.times[LONGEST.index] >= work)
-    if 1 < capacity <= _LANES and capacity < len(taken) <= _ON_LANES and {*amounts} == {1}:
-        _on_lanes(written, taken, capacity)
-    elif capacity > 1 and 0 < len(moments := moments_of(taken)) * len(taken) <= MOST_PASSED:
-        inner = [written.interval(each, inner=True) for each in taken]
+    if 1 < capacity <= _MOST_LANES and capacity < len(usages) <= _MOST_ON_LANES and {*amounts} == {1}:
+        _on_lanes(written, usages, capacity)
+    elif capacity > 1 and 0 < len(moments := moments_of(usages)) * len(usages) <= MOST_PASSED:
+        inner = [written.interval(usage, inner=True) for usage in usages]
         for k in moments:  # which the limit ignores
-            own = [j for j, each in enumerate(taken) if j == k or each.ns + each.gap_ns]
-            at_most(model, [inner[j] for j in own], [amounts[j] for j in own], capacity)
+            members = [j for j, usage in enumerate(usages) if j == k or usage.ns + usage.gap_ns]
+            at_most(model, [inner[j] for j in members], [amounts[j] for j in members], capacity)
 
 
 MOST_PASSED: Final = 20_000
 """With more pairs of a task and one that takes no time, the latter is not kept waiting by others."""
 
 
-def moments_of(taken: Sequence[Taken]) -> list[int]:
+def moments_of(usages: Sequence[Taken]) -> list[int]:
     """Return the numbers of those that take no time."""
-    return [k for k, each in enumerate(taken) if each.ns + each.gap_ns == 0]
+    return [k for k, usage in enumerate(usages) if usage.ns + usage.gap_ns == 0]
 
 
-_LANES: Final = 4
-_ON_LANES: Final = 64
+_MOST_LANES: Final = 4
+_MOST_ON_LANES: Final = 64
 """With more lanes, or more to be done on them, what is gained is less than the lanes cost."""
 
 
-def _on_lanes(written: Written, taken: Sequence[Taken], lanes: int) -> None:
+def _on_lanes(written: Written, usages: Sequence[Taken], lanes: int) -> None:
     """Let each have one of some equal lanes for itself; the first go to the first lanes.
 
     It follows from the limit, but a sum of what is on one lane proves what no sum over all can: that an odd
     rest has to be somewhere.
     """
     model, unit = written.model, written.unit_ns
-    on: list[list[Any]] = [[] for _ in range(lanes)]
+    on_lane: list[list[Any]] = [[] for _ in range(lanes)]
     work: list[list[Any]] = [[] for _ in range(lanes)]
-    for n, each in enumerate(taken):
-        own = [model.new_bool_var(f"{n} on {lane}") for lane in range(min(lanes, n + 1))]
-        model.add(sum(own) == written.holds(each.given))
-        begin, size = written.at(each.begin), (each.ns + each.gap_ns) // unit
-        for lane, here in enumerate(own):
-            on[lane].append(model.new_optional_fixed_size_interval_var(begin, size, here, ""))
-            work[lane].append(each.ns // unit * here)
-    for intervals, sums in zip(on, work, strict=True):
+    for n, usage in enumerate(usages):
+        choices = [model.new_bool_var(f"{n} on {lane}") for lane in range(min(lanes, n + 1))]
+        model.add(sum(choices) == written.holds(usage.given))
+        begin, size = written.at(usage.begin), (usage.ns + usage.gap_ns) // unit
+        for lane, literal in enumerate(choices):
+            on_lane[lane].append(model.new_optional_fixed_size_interval_var(begin, size, literal, ""))
+            work[lane].append(usage.ns // unit * literal)
+    for intervals, sums in zip(on_lane, work, strict=True):
         model.add_no_overlap(intervals)
         model.add(written.times[LONGEST.index] >= sum(sums))
 
@@ -250,25 +250,25 @@ def _cover(written: Written, covered: Covered, horizon: int) -> None:
 
     A block is called after the first span that is in it, in the order in which they are given.
     """
-    model, unit, at, time = written.model, written.unit_ns, written.at, written.at(covered.time)
-    holds = [written.holds(each.given) for each in covered.spans]
-    work = sum(each.ns // unit * held for each, held in zip(covered.spans, holds, strict=True))
+    model, unit, expr, time = written.model, written.unit_ns, written.at, written.at(covered.time)
+    holds = [written.holds(span.given) for span in covered.spans]
+    work = sum(span.ns // unit * present for span, present in zip(covered.spans, holds, strict=True))
     model.add(covered.lanes * time >= work)
     if len(covered.spans) > MOST_COVERED:
         return
     blocks: list[tuple[Any, ...]] = []
-    for n, (each, held) in enumerate(zip(covered.spans, holds, strict=True)):
-        begin, ns, end = (model.new_int_var(0, horizon, f"{what} {n}") for what in ("from", "for", "to"))
+    for n, (span, present) in enumerate(zip(covered.spans, holds, strict=True)):
+        begin, ns, end = (model.new_int_var(0, horizon, f"{word} {n}") for word in ("from", "for", "to"))
         opens = model.new_bool_var(f"opens {n}")
         interval = model.new_optional_interval_var(begin, ns, end, opens, f"block {n}")
         model.add(ns == 0).only_enforce_if(~opens)
         blocks.append((begin, ns, end, opens, interval))
-        own = [opens, *(model.new_bool_var(f"{n} in {k}") for k in range(n))]
-        model.add(sum(own) == held)
-        for (first, _, last, there, _), here in zip((blocks[n], *blocks[:n]), own, strict=True):
-            model.add_implication(here, there)
-            model.add(first <= at(each.begin)).only_enforce_if(here)
-            model.add(last >= at(each.end)).only_enforce_if(here)
+        choices = [opens, *(model.new_bool_var(f"{n} in {k}") for k in range(n))]
+        model.add(sum(choices) == present)
+        for (first, _, last, opened, _), in_block in zip((blocks[n], *blocks[:n]), choices, strict=True):
+            model.add_implication(in_block, opened)
+            model.add(first <= expr(span.begin)).only_enforce_if(in_block)
+            model.add(last >= expr(span.end)).only_enforce_if(in_block)
     model.add_no_overlap([block[-1] for block in blocks])
     model.add(time >= sum(block[1] for block in blocks))
 
@@ -380,31 +380,31 @@ def least(problem: ScheduleProblem, limit_ns: int, workers: int = 1, seed: int =
     with extra("opt", problem.purpose):  # it takes a second to import, which is none of the search's
         from ortools.sat.python import cp_model
 
-    until = monotonic() + limit_ns / NS_PER_S
+    deadline = monotonic() + limit_ns / NS_PER_S
     written = translate(problem, unit_of(problem))
     values, bound, finished = None, 0, False
     for level, effort in _turns(problem) if workers == 1 else ((1, inf),):
-        solver = solver_of(level, effort, until - monotonic(), seed, workers)
+        solver = solver_of(level, effort, deadline - monotonic(), seed, workers)
         status = solve(solver, written)
         bound = max(bound, _whole_bound(solver) * written.unit_ns)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             values = partial(written.value, solver)
         finished = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
-        if finished or monotonic() >= until:
+        if finished or monotonic() >= deadline:
             break
         written.begin_with(solver, status)
     return Solved(values, bound, finished)
 
 
-_RELAXED: Final = 0.1
+_RELAXED_EFFORT: Final = 0.1
 """So much of the solver's deterministic time goes to a first search with a relaxation: about a second."""
 
 
 def _turns(problem: ScheduleProblem) -> Iterator[tuple[int, float]]:
     """Yield whether a search has a linear relaxation (1) or none (0), and its deterministic time."""
-    yield 1, _RELAXED
-    effort, taken = _RELAXED, itertools.chain(*problem.taken.values())
-    is_open = any(each.given is not None for each in taken)
+    yield 1, _RELAXED_EFFORT
+    effort, usages = _RELAXED_EFFORT, itertools.chain(*problem.taken.values())
+    is_open = any(usage.given is not None for usage in usages)
     while is_open:
         yield 0, effort
         effort *= 2

@@ -34,57 +34,57 @@ from sim.base.arrays import LATEST_NS, FloatArray, IntArray
 from sim.base.compiled import load
 from sim.graph.walks import Dag, Edges, least_first
 
-_TRIES: Final = 100
+_TRIES_PER_TASK: Final = 100
 """Number of exchanges tried per task."""
 
-_ORDERS: Final = 160_000
+_ANNEALING_ORDERS: Final = 160_000
 """Number of orders tried by an annealing."""
 
-_CHANGES: Final = 20_000
+_TASKS_PER_TEMPERATURE: Final = 20_000
 """Number of tasks that are scheduled at one temperature, over all its orders."""
 
-_HOT: Final = 2500
+_HOT_PARTS: Final = 2500
 """An annealing first accepts losses of one part in so many of the least end; in the end, of one unit."""
 
-_AS_IS: Final = np.zeros((3, 1), np.int64)
+_UNCHANGED: Final = np.zeros((3, 1), np.int64)
 """Changes that try one list, as it is."""
 
 _ROUNDS: Final = 20
 """Number of rounds: each balances lanes, from the first schedule on, and then anneals the order found."""
 
-_EXCHANGED: Final = 16
+_MOST_EXCHANGED: Final = 16
 """Most tasks of a lane of which some go to another lane: all sets of them are compared."""
 
-_RUN: Final = 3
+_RUN_TASKS: Final = 3
 """Number of tasks that make a run long enough to exchange some."""
 
-_NEAR: Final = 8
+_BEST_EXCHANGES: Final = 8
 """An exchange is the best of all, or, half of the time, any of so many best ones."""
 
-_LITTLE_UNITS: Final = 50
-_LITTLE_PART: Final = 1000
+_TOLERANCE_UNITS: Final = 50
+_TOLERANCE_PARTS: Final = 1000
 """A little is so many units, but at most one part in so many of the least end: lanes may be longer by it in
 between, and a schedule that is so near to the least is tried for long."""
 
-_AGAIN: Final = 0.25
+_P_CHANGE: Final = 0.25
 """Probability that a lane that ends at the least already may be changed."""
 
-_SETS: Final = 16
+_MOST_SETS: Final = 16
 """A bound looks at sets of tasks with so many different first starts, and as many last ends."""
 
-_JOINS: Final = 500
+_MOST_JOIN_TASKS: Final = 500
 """Up to so many tasks, the bound of what precedes each one is computed; of more, only that of the end."""
 
-_SUMS: Final = 1 << 20
+_MOST_SUMS: Final = 1 << 20
 """Most sums of half of the tasks, and most pairs of sizes of two halves, that are looked at."""
 
-_FEW: Final = 1 << 12
+_FEW_SUMS: Final = 1 << 12
 """Up to so many sums, the lane of each task is looked at, and not only that of the longest one."""
 
-_WAYS: Final = 300
+_MOST_WAYS: Final = 300
 """Most ways to fill a lane that are followed."""
 
-_CALLS: Final = 1000
+_MOST_CALLS: Final = 1000
 """Most of these in all, in one bound."""
 
 _Follow = list[list[tuple[int, int]]]
@@ -108,7 +108,7 @@ class Lists:
         self.ns, self.release, waits = (np.zeros(n, np.int64) for _ in range(3))
         self.follow: _Follow = [[] for _ in range(n)]
         self.lanes = max(problem.capacity.values(), default=0)
-        limited = [each for resource in problem.capacity for each in problem.taken.get(resource, ())]
+        limited = [usage for resource in problem.capacity for usage in problem.taken.get(resource, ())]
         for begin, ns, _, _, gap_ns in limited:
             self.ns[begin.index] = ns + gap_ns
         for later, earlier, _ in problem.orders:
@@ -120,12 +120,12 @@ class Lists:
                 self.follow[earlier.index].append((later.index, earlier.offset - later.offset))
                 waits[later.index] += 1
         first = np.cumsum([0, *map(len, self.follow)])
-        follow = np.array([each for row in self.follow for each in row], np.int64).reshape(-1, 2)
+        follow = np.array([edge for row in self.follow for edge in row], np.int64).reshape(-1, 2)
         self.columns = self.release, waits, self.ns, first, *follow.T.copy()
-        told = problem.literals or problem.durations or problem.changes or problem.covered
+        constrained = problem.literals or problem.durations or problem.changes or problem.covered
         alike = all(begin.offset == 0 and amount == 1 for begin, _, _, amount, _ in limited)
         each_one = sorted(begin.index for begin, *_ in limited) == list(range(1, n))
-        self.suits = len(problem.capacity) == 1 and self.lanes > 1 and alike and each_one and not told
+        self.suits = len(problem.capacity) == 1 and self.lanes > 1 and alike and each_one and not constrained
 
     @cached_property
     def order(self) -> list[int]:
@@ -135,13 +135,13 @@ class Lists:
         return least_first(Dag.of(Edges(earlier, later, now, now), len(self.ns)), range(len(self.ns)))
 
     def starts(
-        self, key: FloatArray, least: int = 0, changes: IntArray = _AS_IS
+        self, key: FloatArray, bound: int = 0, changes: IntArray = _UNCHANGED
     ) -> tuple[IntArray, IntArray, FloatArray]:
         """Return start and lane of each task by list scheduling, and the last list; see `list_schedule`."""
-        found: tuple[IntArray, IntArray, FloatArray] = load("edge_passes", "base").list_schedule(
-            key, self.lanes, [*self.columns], least, changes
+        schedule: tuple[IntArray, IntArray, FloatArray] = load("edge_passes", "base").list_schedule(
+            key, self.lanes, [*self.columns], bound, changes
         )
-        return found
+        return schedule
 
     @cached_property
     def left(self) -> list[int]:
@@ -151,8 +151,8 @@ class Lists:
         for k, row in enumerate(self.follow):
             for later, lag in row:
                 back[later].append((k, lag + ns[later] - ns[k]))
-        left = [tail - own for tail, own in zip(_tails(self.order, self.follow), ns, strict=True)]
-        return self._heads(self.order[::-1], back, left)
+        bound = [tail - duration for tail, duration in zip(_tails(self.order, self.follow), ns, strict=True)]
+        return self._heads(self.order[::-1], back, bound)
 
     def least_ns(self) -> int:
         """Return a lower bound of the makespan, from what precedes and follows each task."""
@@ -163,104 +163,104 @@ class Lists:
         """Return the earliest start of each task, `head` being a bound of it; backwards: the time left."""
         n, before, waits = len(order), [0] * len(order), Counter(later for row in follow for later, _ in row)
         for k in order:
-            if not k or (n <= _JOINS and waits[k] > 1):
+            if not k or (n <= _MOST_JOIN_TASKS and waits[k] > 1):
                 tail, earlier = _tails(order, follow, k), [p for p in order if before[k] >> p & 1]
                 body = self.ns[earlier]
-                left = np.array([tail[p] for p in earlier], np.int64) - body
+                after = np.array([tail[p] for p in earlier], np.int64) - body
                 since = np.array([head[p] for p in earlier], np.int64)
-                head[k] = max(head[k], _least_ns(since, body, left, self.lanes))
+                head[k] = max(head[k], _least_ns(since, body, after, self.lanes))
             for later, lag in follow[k]:
                 head[later] = max(head[later], head[k] + lag)
                 before[later] |= before[k] | 1 << k
         return head
 
-    def better(self, least: int, until: float, seed: int) -> Iterator[IntArray]:
+    def better(self, bound: int, deadline: float, seed: int) -> Iterator[IntArray]:
         """Yield schedules, each better than the one before, from that of the hints on, to the least."""
         rng, hints, n = Random(seed), self.problem.time_hints, len(self.ns)
         unit = unit_of(self.problem)
-        least = -(-least // unit) * unit
+        bound = -(-bound // unit) * unit
         first = np.array([hints.get(k, 0) for k in range(n)])
         end = first[0]
         for tried in range(_ROUNDS):
             noise = [rng.random() * tried / _ROUNDS for _ in range(n)]
-            found = first + np.array(noise) * first[0]
+            schedule = first + np.array(noise) * first[0]
             for way in (partial(self._balance, few=tried % 2 * unit), self._anneal):
-                if end <= least or monotonic() >= until:
+                if end <= bound or monotonic() >= deadline:
                     return
-                found = way(found, least, unit, until, rng)
-                if found[0] < end:
-                    end = found[0]
-                    yield found
+                schedule = way(schedule, bound, unit, deadline, rng)
+                if schedule[0] < end:
+                    end = schedule[0]
+                    yield schedule
 
-    def _anneal(self, first: IntArray, least: int, unit: int, until: float, rng: Random) -> IntArray:
+    def _anneal(self, first: IntArray, bound: int, unit: int, deadline: float, rng: Random) -> IntArray:
         """Return the best schedule of many orders, each a little different from one before."""
         n, draw = len(first), np.random.default_rng(rng.getrandbits(32))
-        size, hot = max(2, _CHANGES // n), max(1, least / _HOT / unit)
+        size, hot = max(2, _TASKS_PER_TEMPERATURE // n), max(1, bound / _HOT_PARTS / unit)
         best, key = first, np.argsort(np.argsort(first, kind="stable")).astype(float)
-        for part in np.arange(0, 1, size / _ORDERS):
-            if best[0] <= least or monotonic() >= until:
+        for part in np.arange(0, 1, size / _ANNEALING_ORDERS):
+            if best[0] <= bound or monotonic() >= deadline:
                 break
             worse = draw.exponential(unit * hot ** (1 - part), size)
-            changes = np.hstack([_AS_IS, [*draw.integers(1, n, (2, size)), worse.astype(np.int64)]])
-            found, _, key = self.starts(key, least, changes)
-            best = min(best, found, key=lambda starts: int(starts[0]))
+            changes = np.hstack([_UNCHANGED, [*draw.integers(1, n, (2, size)), worse.astype(np.int64)]])
+            schedule, _, key = self.starts(key, bound, changes)
+            best = min(best, schedule, key=lambda starts: int(starts[0]))
         return best
 
     def _balance(
-        self, first: IntArray, least: int, unit: int, until: float, rng: Random, few: int
+        self, first: IntArray, bound: int, unit: int, deadline: float, rng: Random, few: int
     ) -> IntArray:
         """Return a schedule whose lanes end nearer to the least end."""
         tail, (start, lane, _) = (self.left + self.ns).tolist(), self.starts(first.astype(float))
-        lanes, over = self._lanes(start, lane, tail, least)
-        best, in_vain, little = start, 0, min(_LITTLE_UNITS * unit, least // _LITTLE_PART)
-        while best[0] > least and len(lanes) > 1 and monotonic() < until:
+        lanes, excess = self._lanes(start, lane, tail, bound)
+        best, in_vain, tolerance = start, 0, min(_TOLERANCE_UNITS * unit, bound // _TOLERANCE_PARTS)
+        while best[0] > bound and len(lanes) > 1 and monotonic() < deadline:
             in_vain += 1
-            if in_vain > _TRIES * len(tail) * (3 if best[0] - least <= little else 0.25):
+            if in_vain > _TRIES_PER_TASK * len(tail) * (3 if best[0] - bound <= tolerance else 0.25):
                 break
-            a = rng.choice([lane for lane, much in enumerate(over) if much > 0] or [0])
+            a = rng.choice([lane for lane, much in enumerate(excess) if much > 0] or [0])
             others = [lane for lane in range(len(lanes)) if lane != a]
-            b = rng.choice([lane for lane in others if over[lane] or rng.random() < _AGAIN] or others)
-            new, lane, _ = self.starts(self._exchange(lanes[a], lanes[b], start, over[a], unit, few, rng))
-            there, above = self._lanes(new, lane, tail, least)
-            if sum(max(0, x) for x in above) <= max(little, sum(max(0, x) for x in over)):
-                start, lanes, over = new, there, above
+            b = rng.choice([lane for lane in others if excess[lane] or rng.random() < _P_CHANGE] or others)
+            new, lane, _ = self.starts(self._exchange(lanes[a], lanes[b], start, excess[a], unit, few, rng))
+            runs, above = self._lanes(new, lane, tail, bound)
+            if sum(max(0, x) for x in above) <= max(tolerance, sum(max(0, x) for x in excess)):
+                start, lanes, excess = new, runs, above
                 if start[0] < best[0]:
                     best, in_vain = start, 0
         return best
 
     def _lanes(
-        self, start: IntArray, lane: IntArray, tail: Sequence[int], least: int
+        self, start: IntArray, lane: IntArray, tail: Sequence[int], bound: int
     ) -> tuple[list[list[int]], list[int]]:
         """Return the last run without a gap of each lane, if it is of some length, and the lane's excess."""
         runs: list[list[list[int]]] = [[[]] for _ in range(self.lanes)]
-        free, starts, of, ns = [0] * len(runs), start.tolist(), lane.tolist(), self.ns.tolist()
+        free, starts, lane_of, ns = [0] * len(runs), start.tolist(), lane.tolist(), self.ns.tolist()
         for k in (np.argsort(start[1:], kind="stable") + 1).tolist():
-            if starts[k] > free[of[k]]:
-                runs[of[k]].append([])
-            runs[of[k]][-1].append(k)
-            free[of[k]] = starts[k] + ns[k]
-        lanes = [max(own[::-1], key=lambda run: min(len(run), _RUN)) for own in runs]
-        return lanes, [max((starts[k] + tail[k] for k in lane), default=0) - least for lane in lanes]
+            if starts[k] > free[lane_of[k]]:
+                runs[lane_of[k]].append([])
+            runs[lane_of[k]][-1].append(k)
+            free[lane_of[k]] = starts[k] + ns[k]
+        lanes = [max(lane_runs[::-1], key=lambda run: min(len(run), _RUN_TASKS)) for lane_runs in runs]
+        return lanes, [max((starts[k] + tail[k] for k in lane), default=0) - bound for lane in lanes]
 
     def _exchange(
         self, a: list[int], b: list[int], start: IntArray, much: int, unit: int, few: int, rng: Random
     ) -> FloatArray:
         """Return keys with some tasks of two lanes exchanged, so that the first gets shorter by so much."""
         enough = log2(4 * int(self.ns[a + b].sum()) / unit + 1)  # so many pairs of sets, and some are exact
-        mine, other = (_some(lane, rng, min(_EXCHANGED, round(enough / 2))) for lane in (a, b))
-        own, its = (_subset_sums(self.ns[each].tolist()) for each in (mine, other))
-        (sums, out, fewer), (others, into, more) = own, its
-        at = np.searchsorted(sums, others + much)
-        fits = int(np.searchsorted(at, len(sums)))
+        first, second = (_some(lane, rng, min(_MOST_EXCHANGED, round(enough / 2))) for lane in (a, b))
+        sums_a, sums_b = (_subset_sums(self.ns[tasks].tolist()) for tasks in (first, second))
+        (sums, out_sets, fewer), (others, in_sets, more) = sums_a, sums_b
+        index = np.searchsorted(sums, others + much)
+        fits = int(np.searchsorted(index, len(sums)))
         key = start.astype(float)
         if not fits:
             return key
-        excess = sums[at[:fits]] - others[:fits] + few * (fewer[at[:fits]] + more[:fits])
-        best = min(fits, 1 if rng.random() < 0.5 else _NEAR)
+        excess = sums[index[:fits]] - others[:fits] + few * (fewer[index[:fits]] + more[:fits])
+        best = min(fits, 1 if rng.random() < 0.5 else _BEST_EXCHANGES)
         pick = rng.choice(np.argpartition(excess, best - 1)[:best].tolist())
         gone = (
-            {k for i, k in enumerate(mine) if out[at[pick]] >> i & 1},
-            {k for i, k in enumerate(other) if into[pick] >> i & 1},
+            {k for i, k in enumerate(first) if out_sets[index[pick]] >> i & 1},
+            {k for i, k in enumerate(second) if in_sets[pick] >> i & 1},
         )
         for lane, leave, enter in ((a, gone[0], gone[1]), (b, gone[1], gone[0])):
             now = min((start[k] for k in lane), default=0)
@@ -270,10 +270,10 @@ class Lists:
         return key
 
 
-def _tails(order: Sequence[int], follow: _Follow, until: int = 0) -> list[int]:
+def _tails(order: Sequence[int], follow: _Follow, target: int = 0) -> list[int]:
     """Return how long after each task's start another starts at least; -1: that does not wait."""
     tail = [-1] * len(order)
-    tail[until] = 0
+    tail[target] = 0
     for k in reversed(order):
         for later, lag in follow[k]:
             if tail[later] >= 0:
@@ -281,10 +281,10 @@ def _tails(order: Sequence[int], follow: _Follow, until: int = 0) -> list[int]:
     return tail
 
 
-def _some(lane: Sequence[int], rng: Random, most: int) -> list[int]:
+def _some(lane: Sequence[int], rng: Random, limit: int) -> list[int]:
     """Return some tasks of a lane, often as many as there may be."""
-    most = min(len(lane), most)
-    return rng.sample(lane, most if rng.random() < 0.5 else rng.randint(most // 2, most))
+    limit = min(len(lane), limit)
+    return rng.sample(lane, limit if rng.random() < 0.5 else rng.randint(limit // 2, limit))
 
 
 def _subset_sums(values: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
@@ -314,18 +314,18 @@ def _least_ns(head: IntArray, body: IntArray, tail: IntArray, lanes: int) -> int
     """
     longest, order = int((head + body + tail).max(initial=0)), np.argsort(-tail, kind="stable")
     head, body, tail = head[order], body[order], tail[order]
-    for own in [*(head >= since for since in _some_of(head)), *(tail >= until for until in _some_of(tail))]:
-        first, ns, last = head[own], body[own], np.cumsum(np.append(0, tail[own]))
+    for subset in [*(head >= since for since in _some_of(head)), *(tail >= end for end in _some_of(tail))]:
+        first, ns, last = head[subset], body[subset], np.cumsum(np.append(0, tail[subset]))
         if len(ns) > lanes:
             work = np.cumsum(ns)[lanes - 1 :] + last[lanes:] - last[:-lanes]
             shared = int((np.partition(first, lanes - 1)[:lanes].sum() + work).max())
-            most = np.cumsum(np.append(0, np.sort(ns)[::-1]))
-            count = np.arange(lanes + 1, len(most), lanes)
-            one = int((most[count] - most[count - count // lanes - 1]).max())
-            around, unit = int(first.min() + tail[own].min()), gcd(*ns.tolist()) or 1
+            largest = np.cumsum(np.append(0, np.sort(ns)[::-1]))
+            count = np.arange(lanes + 1, len(largest), lanes)
+            one = int((largest[count] - largest[count - count // lanes - 1]).max())
+            around, unit = int(first.min() + tail[subset].min()), gcd(*ns.tolist()) or 1
             longest = max(longest, -(-shared // lanes), around + one)
-            tasks, least = Counter((ns[ns > 0] // unit).tolist()), (longest - around) // unit
-            longest = max(longest, around + unit * _least_lane(tasks, lanes, least, iter(range(_CALLS))))
+            tasks, bound = Counter((ns[ns > 0] // unit).tolist()), (longest - around) // unit
+            longest = max(longest, around + unit * _least_lane(tasks, lanes, bound, iter(range(_MOST_CALLS))))
     return longest
 
 
@@ -337,22 +337,22 @@ class _Fillings:
 
     def __init__(self, tasks: Counter[int], at_least: int, ns: int) -> None:
         self.own, self.at_least = Counter([ns] if ns else []), 0 if ns else at_least
-        each = (tasks - self.own).most_common()  # so that no half is much larger than the other
-        self.parts = each[::2], each[1::2]
+        counts = (tasks - self.own).most_common()  # so that no half is much larger than the other
+        self.parts = counts[::2], counts[1::2]
         self.halves = [_sums(part, by_size=not ns) for part in self.parts]
 
     def between(self, low: int, high: int) -> Iterator[Counter[int]]:
         """Yield the ways that take so long."""
         low, high = low - sum(self.own.elements()), high - sum(self.own.elements())
-        (some, others), (here, there) = self.halves, self.parts
-        for n, (sums, which) in enumerate(some):
-            for more, of in others[max(0, self.at_least - n) :]:
+        (some, others), (left, right) = self.halves, self.parts
+        for n, (sums, codes) in enumerate(some):
+            for more, other_codes in others[max(0, self.at_least - n) :]:
                 near = slice(*np.searchsorted(sums, (low - more[-1], high - more[0] + 1)))
                 first = np.searchsorted(more, low - sums[near])
                 last = np.searchsorted(more, high - sums[near], "right")
                 for i in np.flatnonzero(first < last).tolist():
-                    for code in of[first[i] : last[i]].tolist():
-                        yield self.own + _some_tasks(here, int(which[near][i])) + _some_tasks(there, code)
+                    for code in other_codes[first[i] : last[i]].tolist():
+                        yield self.own + _some_tasks(left, int(codes[near][i])) + _some_tasks(right, code)
 
 
 def _sums(tasks: Sequence[tuple[int, int]], *, by_size: bool) -> list[tuple[IntArray, IntArray]]:
@@ -365,27 +365,27 @@ def _sums(tasks: Sequence[tuple[int, int]], *, by_size: bool) -> list[tuple[IntA
     >>> [sums.tolist() for sums, _ in _sums([(5, 2), (3, 1)], by_size=True)]
     [[0], [3, 5], [8, 10], [13]]
     """
-    sums, which, size = (np.zeros(1, np.int64) for _ in range(3))
+    sums, codes, size = (np.zeros(1, np.int64) for _ in range(3))
     for ns, n in tasks:
-        taken = np.arange(n + 1)[:, None]
-        each = (sums + ns * taken, which * (n + 1) + taken, size + taken * by_size)
-        sums, which, size = (column.ravel() for column in each)
+        counts = np.arange(n + 1)[:, None]
+        columns = (sums + ns * counts, codes * (n + 1) + counts, size + counts * by_size)
+        sums, codes, size = (column.ravel() for column in columns)
     order = np.split(np.lexsort((sums, size)), np.cumsum(np.bincount(size))[:-1])
-    return [(sums[own], which[own]) for own in order]
+    return [(sums[group], codes[group]) for group in order]
 
 
-def _some_tasks(tasks: Sequence[tuple[int, int]], which: int) -> Counter[int]:
+def _some_tasks(tasks: Sequence[tuple[int, int]], code: int) -> Counter[int]:
     """Return the tasks of a sum by its number in `_sums`."""
     some = Counter[int]()
     for ns, n in reversed(tasks):
-        which, some[ns] = divmod(which, n + 1)
+        code, some[ns] = divmod(code, n + 1)
     return some
 
 
 def _least_lane(
-    tasks: Counter[int], lanes: int, least: int, effort: Iterator[int], most: int = LATEST_NS
+    tasks: Counter[int], lanes: int, bound: int, effort: Iterator[int], limit: int = LATEST_NS
 ) -> int:
-    """Return the time of the longest lane, at least `least`; a lower bound if that is too much effort.
+    """Return the time of the longest lane, at least `bound`; a lower bound if that is too much effort.
 
     Examples
     --------
@@ -397,33 +397,33 @@ def _least_lane(
     work, free, width = sum(tasks.elements()), [0] * lanes, 0
     for ns in sorted(tasks.elements(), reverse=True):
         heapreplace(free, free[0] + ns)
-    least, most = max(least, -(-work // lanes), max(tasks, default=0)), min(most, max(free))
+    bound, limit = max(bound, -(-work // lanes), max(tasks, default=0)), min(limit, max(free))
     half = prod(n + 1 for _, n in tasks.most_common()[::2])
-    if least >= most or max(half, tasks.total() ** 2 // 4) > _SUMS or next(effort, None) is None:
-        return least
+    if bound >= limit or max(half, tasks.total() ** 2 // 4) > _MOST_SUMS or next(effort, None) is None:
+        return bound
     # The lane of the longest task, the one that has most tasks, and, where there are few sums, that of each.
-    others = sorted(tasks)[:-1] if half <= _FEW else []
+    others = sorted(tasks)[:-1] if half <= _FEW_SUMS else []
     ways_with = cache(partial(_Fillings, tasks, -(-tasks.total() // lanes)))
-    while least < most:
-        high = min(least + width, most - 1)
+    while bound < limit:
+        high = min(bound + width, limit - 1)
         low = work - (lanes - 1) * high
         ways = (ways_with(ns).between(low, high) for ns in (max(tasks), 0, *others))
-        each = ([*islice(some, _WAYS + 1)] for some in ways)
-        some = next((few for few in each if len(few) <= _WAYS), None)
+        candidates = ([*islice(some, _MOST_WAYS + 1)] for some in ways)
+        some = next((few for few in candidates if len(few) <= _MOST_WAYS), None)
         if some is None and not width:
             break
         best = high + 1
         for lane in some or ():
-            if best > least:
-                ns = max(least, sum(lane.elements()))
+            if best > bound:
+                ns = max(bound, sum(lane.elements()))
                 best = min(best, _least_lane(tasks - lane, lanes - 1, ns, effort, best))
         if best <= high:
             return best
-        least, width = (least, 0) if some is None else (high + 1, 2 * width + 1)
-    return least
+        bound, width = (bound, 0) if some is None else (high + 1, 2 * width + 1)
+    return bound
 
 
 def _some_of(values: IntArray) -> IntArray:
-    """Return at most `_SETS` of the different values, the least among them."""
-    each = np.unique(values)
-    return each[:: max(1, -(-len(each) // _SETS))]
+    """Return at most `_MOST_SETS` of the different values, the least among them."""
+    distinct = np.unique(values)
+    return distinct[:: max(1, -(-len(distinct) // _MOST_SETS))]

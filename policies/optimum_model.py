@@ -74,34 +74,34 @@ def _edge(tasks: Tasks, before: int, p: int, i: int, c: int, tensor: int) -> Non
     """Let op `c` wait for `p`, wherever both are."""
     producers = {None: None} if p >= tasks.n_ops else tasks.on[p]
     nbytes = -1 if tensor == UNSET or tasks.problem is None else int(tasks.job.graph.tensor_nbytes[tensor])
-    for (a, here), (b, there) in itertools.product(producers.items(), tasks.on[c].items()):
+    for (a, on_a), (b, on_b) in itertools.product(producers.items(), tasks.on[c].items()):
         travel = 0 if tasks.problem is None or a is None else tasks.problem.travel_ns(a, b, nbytes)
         begin = tasks.end[before][p]
         if 0 < travel < NEVER and a is not None:
-            sent = tasks.departs(before, tensor, a, b, begin, travel, here, there)
+            sent = tasks.departs(before, tensor, a, b, begin, travel, on_a, on_b)
             begin = begin if sent is None else sent
         device = tasks.machine.devices[b]
         launched = not device.workers and (a is None or not tasks.machine.devices[a].workers)
         if not (tasks.at_issue and launched) or tasks.taken[i][c] is tasks.start[i][c]:
             hop = 0 if not (tasks.at_issue and launched) else _hop(tasks, a, b)
-            tasks.times.add_delay(tasks.taken[i][c], begin, travel + hop, here, there)
+            tasks.times.add_delay(tasks.taken[i][c], begin, travel + hop, on_a, on_b)
             continue
-        tasks.times.add_delay(tasks.start[i][c], begin, travel + _hop(tasks, a, b), here, there)
-        _issued_before(tasks, tasks.taken[i][c], before, p, here, there)
+        tasks.times.add_delay(tasks.start[i][c], begin, travel + _hop(tasks, a, b), on_a, on_b)
+        _issued_before(tasks, tasks.taken[i][c], before, p, on_a, on_b)
 
 
-def _issued_before(tasks: Tasks, time: Any, before: int, node: int, *given: Any) -> None:
+def _issued_before(tasks: Tasks, time: Any, before: int, node: int, *conditions: Any) -> None:
     """Let `time` not be before a node is issued: a launched task, or the producers of a transfer."""
     if node >= tasks.n_ops:
         for producer, distance in tasks.senders.get(node, []):
             if before - distance >= 0:
-                _issued_before(tasks, time, before - distance, producer, *given)
+                _issued_before(tasks, time, before - distance, producer, *conditions)
         return
     for d, chosen in tasks.on[node].items():
         if tasks.machine.devices[d].workers:
-            tasks.times.after(time, tasks.end[before][node], chosen, *given)
+            tasks.times.after(time, tasks.end[before][node], chosen, *conditions)
         else:
-            tasks.times.after(time, tasks.taken[before][node] + tasks.cost[node][d], chosen, *given)
+            tasks.times.after(time, tasks.taken[before][node] + tasks.cost[node][d], chosen, *conditions)
 
 
 def _hop(tasks: Tasks, a: int | None, b: int) -> int:
@@ -161,9 +161,9 @@ class Later(NamedTuple):
     time: Time
     others: list[Any]
 
-    def value(self, at: Callable[[Any], int]) -> int:
+    def value(self, value_of: Callable[[Any], int]) -> int:
         """Return the least that it can be."""
-        return max(0, *map(at, self.others))
+        return max(0, *map(value_of, self.others))
 
 
 def _makespan(tasks: Tasks) -> tuple[int, list[Later]]:
@@ -199,9 +199,9 @@ def _energy(tasks: Tasks) -> tuple[int, list[Later]]:
         idle += power.idle
         more = power.busy - power.idle
         spans = [
-            CoveringSpan(tasks.start[i][op], tasks.end[i][op], tasks.duration[i][op][d], on[d])
-            for op, on in enumerate(tasks.on)
-            if d in on
+            CoveringSpan(tasks.start[i][op], tasks.end[i][op], tasks.duration[i][op][d], literals[d])
+            for op, literals in enumerate(tasks.on)
+            if d in literals
             for i in range(tasks.job.iterations)
         ]
         if device.lanes > 1 and more > 0:
@@ -302,7 +302,7 @@ class JobModel:
     job : Job
     policy : Policy
         Its `synchronisation` says what eligible means, and it may run some ops asynchronously.
-    known : Trace
+    run : Trace
         A run of the job: nothing worse is searched for.
     placed : bool
         Whether ops stay on the devices of the job. Otherwise each may go wherever it can run.
@@ -318,7 +318,7 @@ class JobModel:
         self,
         job: Job,
         policy: Policy,
-        known: Trace,
+        run: Trace,
         *,
         placed: bool = True,
         memory: bool = False,
@@ -327,15 +327,15 @@ class JobModel:
     ) -> None:
         refuse_unmodelled(job, placed)
         self.job = job
-        self.times = ScheduleProblem("the optimum of a scenario", known.makespan_ns)
-        flow = known.flow if placed else _without_transfers(job)
+        self.times = ScheduleProblem("the optimum of a scenario", run.makespan_ns)
+        flow = run.flow if placed else _without_transfers(job)
         problem = None if placed else Problem(job.graph, job.machine, job.known_costs_ns)
-        at_issue, alone = policy.synchronisation == "issue", policy.asynchronous_ops(job)
-        self.tasks = Tasks(self.times, job, flow, problem, at_issue=at_issue, alone=alone)
+        at_issue, asynchronous = policy.synchronisation == "issue", policy.asynchronous_ops(job)
+        self.tasks = Tasks(self.times, job, flow, problem, at_issue=at_issue, asynchronous=asynchronous)
         wait_for_inputs(self.tasks)
         self.orders = share(self.tasks, memory)
-        for resource, taken in self.times.taken.items():
-            many = len(moments_of(taken)) * len(taken) > MOST_PASSED and self.times.capacity[resource] > 1
+        for resource, usages in self.times.taken.items():
+            many = len(moments_of(usages)) * len(usages) > MOST_PASSED and self.times.capacity[resource] > 1
             self.tasks.note(many, "what ops that take no time wait for")
         self.lists = Lists(self.times)
         if self.lists.suits:
@@ -348,41 +348,41 @@ class JobModel:
         self.times.after(LONGEST, self.least_ns)
         self.objective, self.is_makespan = objective, objective is OBJECTIVES["makespan"]
         self.always, self.later = objective.write(self.tasks)
-        self.begin_with(known)
+        self.begin_with(run)
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """What the model relaxes; if anything, its optimum is only a lower bound."""
         notes = self.tasks.notes.items()
-        return tuple(f"{what} ({list_names(names, _MOST_NAMED)})" if names else what for what, names in notes)
+        return tuple(f"{note} ({list_names(names, _MOST_NAMED)})" if names else note for note, names in notes)
 
     def _least_anywhere_ns(self) -> int:
         """Return a lower bound wherever ops are: the longest chain, and all work on all lanes."""
         tasks = self.tasks
         fastest = [[min(ns.values()) for ns in row] for row in tasks.duration]
         chain_ns = int(longest_path_ns(self.job.graph, fastest[0]).max())
-        work = sum(ns for row in fastest for op, ns in enumerate(row) if op not in tasks.alone)
+        work = sum(ns for row in fastest for op, ns in enumerate(row) if op not in tasks.asynchronous)
         return max(chain_ns, -(-work // sum(device.lanes for device in tasks.machine.devices)))
 
     def solve(self, limit_ns: int, workers: int = 1, seed: int = 0) -> tuple[Solved, Timetable | None]:
         """Return what was found, with a lower bound of the objective; see `policies.cp_sat.least`."""
-        found = least(self.times, limit_ns, workers, seed)
-        found = found._replace(bound_ns=found.bound_ns + self.always)
-        return found, None if found.values is None else self._timetable(found.values)
+        solved = least(self.times, limit_ns, workers, seed)
+        solved = solved._replace(bound_ns=solved.bound_ns + self.always)
+        return solved, None if solved.values is None else self._timetable(solved.values)
 
-    def by_lists(self, until: float, seed: int = 0) -> Iterator[Timetable]:
+    def by_lists(self, deadline: float, seed: int = 0) -> Iterator[Timetable]:
         """Yield better timetables with other orders of the tasks, if only these are open (`lists.suits`)."""
-        for starts in self.lists.better(self.least_ns, until, seed):
+        for starts in self.lists.better(self.least_ns, deadline, seed):
             yield self._timetable(partial(_at, starts.tolist()))
 
-    def improve(self, until: float, seed: int = 0) -> Iterator[Timetable]:
+    def improve(self, deadline: float, seed: int = 0) -> Iterator[Timetable]:
         """Yield timetables that improve a window of the run that the search began with last."""
         tasks, activities = self.tasks, list[list[Time]]()
         for rows in zip(tasks.start, tasks.taken, tasks.end, strict=True):
             for times in zip(*rows, strict=True):  # of one task
                 activities.append([*dict.fromkeys(Time(time.index) for time in times)])
         activities += [[time] for time in tasks.departures.values()]
-        yield from map(self._timetable, windows(self.times, activities, until, seed))
+        yield from map(self._timetable, windows(self.times, activities, deadline, seed))
 
     def _timetable(self, value: Callable[[Any], int]) -> Timetable:
         """Return the times of a solution."""
@@ -391,25 +391,26 @@ class JobModel:
             return [[int(value(time)) for time in row] for row in rows]
 
         device = [
-            next(d for d, chosen in on.items() if chosen is None or value(chosen)) for on in self.tasks.on
+            next(d for d, chosen in literals.items() if chosen is None or value(chosen))
+            for literals in self.tasks.on
         ]
         charged = self.times.charged.items()
-        cost = self.always + sum(n * int(value(what)) for what, n in charged)
+        cost = self.always + sum(n * int(value(item)) for item, n in charged)
         return Timetable(read(self.tasks.taken), read(self.tasks.start), device, cost)
 
-    def begin_with(self, known: Trace) -> None:
+    def begin_with(self, run: Trace) -> None:
         """Let the search begin with a run."""
-        tasks, ran, costs = self.tasks, known.tasks, issue_costs_ns(known.job)
-        self.times.within(known.makespan_ns)
+        tasks, ran, costs = self.tasks, run.tasks, issue_costs_ns(run.job)
+        self.times.within(run.makespan_ns)
         if not self.is_makespan:  # a better schedule may be longer
-            self.times.horizon_ns = max(known.makespan_ns, self._longest_ns())
-            self.times.most = self.objective.of(known) - self.always
-        launched = known.job.launched
+            self.times.horizon_ns = max(run.makespan_ns, self._longest_ns())
+            self.times.most = self.objective.of(run) - self.always
+        launched = run.job.launched
         columns = (ran[name].tolist() for name in ("op", "iteration", "issue_ns", "start_ns"))
         for op, i, issue, start in zip(*columns, strict=True):
             self.times.suppose(tasks.start[i][op], start)
             taken, end = tasks.taken[i][op], tasks.end[i][op]
-            d = int(known.job.device_of[op])
+            d = int(run.job.device_of[op])
             for device, chosen in tasks.on[op].items():
                 self.times.suppose(chosen, device == d)
             if taken is not tasks.start[i][op]:
@@ -424,13 +425,13 @@ class JobModel:
         for later in self.later:
             value = later.value(lambda time: hints.get(time.index, 0) + time.offset)
             self.times.suppose(later.time, value)
-        self._begin_with_transfers(known)
+        self._begin_with_transfers(run)
 
-    def _begin_with_transfers(self, known: Trace) -> None:
+    def _begin_with_transfers(self, run: Trace) -> None:
         """Let the search begin with the transfers of a run."""
-        tasks, flow, sent = self.tasks, known.flow, dict[Moved, int]()
+        tasks, flow, sent = self.tasks, run.flow, dict[Moved, int]()
         where = list(zip(flow.tensor.tolist(), flow.source.tolist(), flow.destination.tolist(), strict=True))
-        for id_, start in zip(*(known.transfers[key].tolist() for key in ("id", "start_ns")), strict=True):
+        for id_, start in zip(*(run.transfers[key].tolist() for key in ("id", "start_ns")), strict=True):
             i, node = divmod(id_, flow.n_nodes)
             tensor, a, b = where[node - flow.n_ops]
             if tasks.problem is None:
@@ -449,7 +450,7 @@ class JobModel:
         ns = 0
         for row in tasks.duration:
             for durations, costs in zip(row, tasks.cost, strict=True):
-                ns += max(own + costs[d] + late[d] for d, own in durations.items())
+                ns += max(duration + costs[d] + late[d] for d, duration in durations.items())
         moved = sum(tasks.travels)
         if tasks.problem is not None:
             largest = int(graph.tensor_nbytes.max(initial=0))
@@ -513,12 +514,12 @@ class Follow(ProgramOrder):
         programs: list[list[int]] = [[] for _ in issuers]
         free = [0] * len(issuers)
         launched, group_of = job.launched.tolist(), job.group_of.tolist()
-        for taken, i, op in self._tasks(job):
-            own = of_group[group_of[op]]
-            who = next((k for k in own if free[k] <= taken), min(own, key=lambda k: (free[k], k)))
+        for taken_ns, i, op in self._tasks(job):
+            members = of_group[group_of[op]]
+            who = next((k for k in members if free[k] <= taken_ns), min(members, key=lambda k: (free[k], k)))
             programs[who].append(i * n + op)
             ns = 0 if launched[op] else self._ns(job, i, op)
-            free[who] = max(free[who], taken + costs[op] + ns)
+            free[who] = max(free[who], taken_ns + costs[op] + ns)
         return Order("place", [np.array(keys, np.int64) for keys in programs], 1, "issuer")
 
     def order(self, job: Job) -> Sequence[int]:
@@ -528,20 +529,20 @@ class Follow(ProgramOrder):
     def assign(self, job: Job) -> Sequence[int]:
         """Return a stream for each op: one that is free, rather that of a producer, or that was free last."""
         first: dict[int, tuple[int, int]] = {}
-        until = [[0] * device.lanes for device in job.machine.devices]
+        free_at = [[0] * device.lanes for device in job.machine.devices]
         last = [[-1] * device.lanes for device in job.machine.devices]
         before = [set(row) for row in job.graph.predecessors.lists()]
         for _, i, op in self._tasks(job):
             d = int(job.device_of[op])
             start = self.timetable.start_ns[i][op]
             if op not in first:
-                free = [k for k, ns in enumerate(until[d]) if ns <= start] or range(len(until[d]))
+                free = [k for k, ns in enumerate(free_at[d]) if ns <= start] or range(len(free_at[d]))
                 lane = max(
-                    free, key=lambda k: (last[d][k] in before[op], until[d][k] <= start, until[d][k], -k)
+                    free, key=lambda k: (last[d][k] in before[op], free_at[d][k] <= start, free_at[d][k], -k)
                 )
                 first[op] = d, lane
             lane = first[op][1]
-            until[d][lane] = max(until[d][lane], start + self._ns(job, i, op) + int(job.gap_ns[op]))
+            free_at[d][lane] = max(free_at[d][lane], start + self._ns(job, i, op) + int(job.gap_ns[op]))
             last[d][lane] = op
         return [first[op][1] for op in range(len(job.graph))]
 
@@ -552,11 +553,11 @@ class Follow(ProgramOrder):
     def _tasks(self, job: Job) -> list[tuple[int, int, int]]:
         """Return when each task is taken, its iteration and op, in this order; producers before consumers."""
         rank = np.argsort(job.graph.topological_order).tolist()
-        taken, start = self.timetable.taken_ns, self.timetable.start_ns
-        first, then = (start, taken) if self.by_start else (taken, start)
+        taken_ns, start = self.timetable.taken_ns, self.timetable.start_ns
+        first, then = (start, taken_ns) if self.by_start else (taken_ns, start)
         tasks = sorted(  # what takes no time goes before what starts with it, and would hold it up
             (first[i][op], then[i][op], self._ns(job, i, op) > 0, i, rank[op], op)
             for i in range(job.iterations)
             for op in range(len(job.graph))
         )
-        return [(taken[i][op], i, op) for *_, i, _, op in tasks]
+        return [(taken_ns[i][op], i, op) for *_, i, _, op in tasks]

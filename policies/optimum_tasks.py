@@ -42,7 +42,7 @@ class Tasks:
         Devices on which ops may be; without it they stay where they are.
     at_issue : bool
         Whether edges between launched ops count when the producer is issued.
-    alone : collection of int
+    asynchronous : collection of int
         Ops that run on no worker and no stream.
 
     Attributes
@@ -72,11 +72,11 @@ class Tasks:
         problem: Problem | None,
         *,
         at_issue: bool,
-        alone: Collection[int],
+        asynchronous: Collection[int],
     ) -> None:
         self.times, self.job, self.machine, self.flow = times, job, job.machine, flow
         self.n, self.n_ops = flow.n_nodes, flow.n_ops
-        self.problem, self.at_issue, self.alone = problem, at_issue, alone
+        self.problem, self.at_issue, self.asynchronous = problem, at_issue, asynchronous
         self.devices = [[d] for d in job.device_of.tolist()] if problem is None else problem.devices_of
         self.notes: dict[str, list[str]] = {}
         self.departures: dict[tuple[int, int, int], Time] = {}
@@ -86,15 +86,15 @@ class Tasks:
         self._costs()
         self._tasks()
 
-    def note(self, holds: bool, what: str, of: str = "") -> None:
+    def note(self, holds: bool, reason: str, name: str = "") -> None:
         """Note that something is left out, if it `holds`."""
         if holds:
-            names = self.notes.setdefault(what, [])
-            if of and of not in names:
-                names.append(of)
+            names = self.notes.setdefault(reason, [])
+            if name and name not in names:
+                names.append(name)
 
     def departs(
-        self, i: int, tensor: int, a: int, b: int, made: Time, travel_ns: int, *given: Any
+        self, i: int, tensor: int, a: int, b: int, produced: Time, travel_ns: int, *conditions: Any
     ) -> Time | None:
         """Return when a tensor leaves `a` for `b`, if that is `given`; None: no serial link is on the way.
 
@@ -109,19 +109,19 @@ class Tasks:
         leaves = self.departures[key]
         if (i, tensor, a, b) not in self.moves:
             moved = self.moves[i, tensor, a, b] = times.literal(f"{tensor} from {a} to {b} {i}")
-            times.after(leaves, made, moved)
+            times.after(leaves, produced, moved)
             for link in links:
                 times.occupy(("link", link), leaves, travel_ns, moved)
                 times.capacity[("link", link)] = 1
-        times.require(self.moves[i, tensor, a, b], *given)
+        times.require(self.moves[i, tensor, a, b], *conditions)
         return leaves
 
     def _serial(self, a: int, b: int) -> list[int]:
         """Return the serial links from one device to another."""
         if (a, b) not in self._routes:
             way = self.machine.route(a, b) if a != b and self.machine.links else ()
-            over = dict.fromkeys(self.machine.channels[link] for link in way)
-            self._routes[a, b] = [link for link in over if self.machine.links[link].sharing == "serial"]
+            channels = dict.fromkeys(self.machine.channels[link] for link in way)
+            self._routes[a, b] = [link for link in channels if self.machine.links[link].sharing == "serial"]
         return self._routes[a, b]
 
     @cached_property
@@ -142,23 +142,23 @@ class Tasks:
     def _costs(self) -> None:
         """Set how long each task takes, and what issuing it costs, on each device that it may run on."""
         job = self.job
-        least, here = least_durations_ns(job), job.device_of.tolist()
-        known = job.known_costs_ns
+        base, placed_on = least_durations_ns(job), job.device_of.tolist()
+        known_ns = job.known_costs_ns
         self.duration: list[list[dict[int, int]]] = []
         for i in range(job.iterations):
-            own, row = (least if job.noisy_ns is None else job.noisy_ns[i]).tolist(), list[dict[int, int]]()
-            for k, on in enumerate(self.devices):
-                row.append({d: own[k] if d == here[k] else int(known[d][k]) for d in on})
+            ns_of, row = (base if job.noisy_ns is None else job.noisy_ns[i]).tolist(), list[dict[int, int]]()
+            for k, devices in enumerate(self.devices):
+                row.append({d: ns_of[k] if d == placed_on[k] else int(known_ns[d][k]) for d in devices})
             self.duration.append(row)
         self.cost: list[dict[int, int]] = [{} for _ in range(self.n_ops)]
         self.group: list[dict[int, int]] = [{} for _ in range(self.n_ops)]
         self.gap: list[dict[int, int]] = [{} for _ in range(self.n_ops)]
         for d in range(len(self.machine.devices)):
-            there = job
+            moved = job
             if self.problem is not None:
-                there = replace(job, device_of=np.full(self.n_ops, d), duration_ns=known[d])
-            costs, groups = issue_costs_ns(there).tolist(), there.group_of.tolist()
-            gaps = there.gap_ns.tolist()
+                moved = replace(job, device_of=np.full(self.n_ops, d), duration_ns=known_ns[d])
+            costs, groups = issue_costs_ns(moved).tolist(), moved.group_of.tolist()
+            gaps = moved.gap_ns.tolist()
             for k in range(self.n_ops):
                 if d in self.devices[k]:
                     self.cost[k][d], self.group[k][d], self.gap[k][d] = costs[k], groups[k], gaps[k]
@@ -180,7 +180,7 @@ class Tasks:
         )
         holding = holding_ops(self.job)
         self.note(bool(holding), "kernels that keep their host thread until they end")
-        self.note(bool(self.alone), "ops that run without a worker, asynchronously")
+        self.note(bool(self.asynchronous), "ops that run without a worker, asynchronously")
         self.note(bool(self.job.meets.any()), "ranks that wait for one another in collectives")
         for i in range(self.job.iterations):
             start = [times.time(f"start {node} {i}") for node in range(self.n)]
@@ -224,19 +224,19 @@ class Tasks:
                     times.after(taken[k], 0)
             else:
                 times.last(taken[k], cost, start[k], chosen)
-            if k not in self.alone:
+            if k not in self.asynchronous:
                 times.occupy(group, taken[k], cost + ns, chosen)
             if not self._fits(k, d):
                 times.add_delay(start[k], 0, NEVER, chosen)
             need = self.cores(d).get(k, 0)
-            if need and k not in self.alone:
+            if need and k not in self.asynchronous:
                 times.occupy(("cores", d), start[k], ns, chosen, amount=need)
             return
         if taken[k] is not start[k]:
             times.after(start[k], taken[k] + (cost + device.launch_latency_ns), chosen)
             if cost:
                 times.occupy(group, taken[k], cost, chosen)
-        if k not in self.alone:
+        if k not in self.asynchronous:
             times.occupy(("streams", d), start[k], ns, chosen, gap_ns=self.gap[k][d])
 
     def _fits(self, k: int, d: int) -> bool:
@@ -250,11 +250,11 @@ class Tasks:
             processor: object = device.processor
             self._need[d] = {}
             if isinstance(processor, ProcessorInColumns):
-                there = self.job
+                moved = self.job
                 if self.problem is not None:
-                    fits = np.array([d in on and self._fits(k, d) for k, on in enumerate(self.devices)])
-                    there = replace(there, device_of=np.where(fits, d, UNSET))
-                shared = processor.columns(device, there)
+                    fits = np.array([d in homes and self._fits(k, d) for k, homes in enumerate(self.devices)])
+                    moved = replace(moved, device_of=np.where(fits, d, UNSET))
+                shared = processor.columns(device, moved)
                 if isinstance(shared, SharedCores):
                     self._need[d] = dict(zip(shared.op.tolist(), shared.need.tolist(), strict=True))
         return self._need[d]
@@ -313,8 +313,8 @@ def _first_come(tasks: Tasks, pairs: Sequence[tuple[Moved, Moved]], *, on_purpos
     if not on_purpose:
         for moved, others in behind.items():
             at_once = times.literal(f"{moved} at once")
-            for made in sent[moved].values() or [0]:
-                times.after(made, begin[moved], at_once)
+            for produced in sent[moved].values() or [0]:
+                times.after(produced, begin[moved], at_once)
             times.any_of.append([(literal, True) for literal in (at_once, *others)])
     return orders
 
@@ -335,9 +335,9 @@ def share(tasks: Tasks, memory: bool) -> list[LinkOrder]:
     issuers = [issuer.group for issuer in machine.issuers()]
     for group in range(job.n_groups):
         tasks.times.capacity[("issuers", group)] = issuers.count(group)
-    for name, there in machine.resources.items():
-        tasks.times.capacity[("resource", name)] = there
-    used = {d for on in tasks.on for d in on}
+    for name, capacity in machine.resources.items():
+        tasks.times.capacity[("resource", name)] = capacity
+    used = {d for literals in tasks.on for d in literals}
     for d in sorted(used):
         device = machine.devices[d]
         need = tasks.cores(d)
@@ -380,11 +380,11 @@ def _in_order(tasks: Tasks, d: int) -> None:
             continue  # edges order them
         first, second = tasks.times.choice([f"{k} {i} before {m} {j}", f"{m} {j} before {k} {i}"])
         for (a, p), (b, q), before in (((i, k), (j, m), first), ((j, m), (i, k), second)):
-            given = (before, tasks.on[p][d], tasks.on[q][d])
+            conditions = (before, tasks.on[p][d], tasks.on[q][d])
             ns = tasks.duration[a][p][d] + tasks.gap[p][d]
             issued = tasks.taken[a][p] + tasks.cost[p][d]
-            tasks.times.after(tasks.taken[b][q] + tasks.cost[q][d], issued, *given)
-            tasks.times.after(tasks.start[b][q], tasks.start[a][p] + ns, *given)
+            tasks.times.after(tasks.taken[b][q] + tasks.cost[q][d], issued, *conditions)
+            tasks.times.after(tasks.start[b][q], tasks.start[a][p] + ns, *conditions)
 
 
 def _links(tasks: Tasks, known: bool) -> list[LinkOrder]:
@@ -393,35 +393,35 @@ def _links(tasks: Tasks, known: bool) -> list[LinkOrder]:
     if not len(flow.tensor):
         return []
     routes, way = tasks.machine.distinct_routes(flow.source, flow.destination, flow.tensor)
-    over: dict[int, list[Moved]] = {}
-    for t, which in enumerate(way.tolist()):
-        for link in dict.fromkeys(tasks.machine.channels[link] for link in routes[which][2]):
+    by_link: dict[int, list[Moved]] = {}
+    for t, route in enumerate(way.tolist()):
+        for link in dict.fromkeys(tasks.machine.channels[link] for link in routes[route][2]):
             together = links[link].sharing in ("shared", "fifo")
             tasks.note(together, "transfers that share the bandwidth of links", links[link].name)
             if links[link].sharing != "serial" or t in tasks.unsure:
                 continue
             for i in range(tasks.job.iterations):
                 tasks.times.occupy(("link", link), tasks.start[i][tasks.n_ops + t], tasks.travels[t])
-                over.setdefault(link, []).append((i, t))
+                by_link.setdefault(link, []).append((i, t))
     hosted = bool((host_groups(tasks.job, flow.tensor, flow.source, flow.destination) >= 0).any())
     engines = any(device.details.copy_engines is not None for device in tasks.machine.devices)
     tasks.note(hosted, "hosts that copy pageable memory")
     tasks.note(engines, "copy engines")
-    for link in over:
+    for link in by_link:
         tasks.times.capacity[("link", link)] = 1
-    many = sum(len(moved) * (len(moved) - 1) // 2 for moved in over.values())
+    many = sum(len(moved) * (len(moved) - 1) // 2 for moved in by_link.values())
     known = known and not hosted and many <= _MOST_PAIRS
     tasks.note(many > 0 and not known, "the order of transfers over a link")
     if not known:
         return []
-    pairs = sorted({pair for moved in over.values() for pair in itertools.combinations(moved, 2)})
+    pairs = sorted({pair for moved in by_link.values() for pair in itertools.combinations(moved, 2)})
     return _first_come(tasks, pairs, on_purpose=engines or bool(tasks.job.carried.any()))
 
 
 def _follows(job: Job) -> list[int]:
     """Return the ops that follow each op within an iteration, as bits of a number."""
-    found = [0] * len(job.graph)
+    followers = [0] * len(job.graph)
     for op in reversed(job.graph.topological_order.tolist()):
         for consumer in job.graph.dag().successors[op]:
-            found[op] |= found[consumer] | 1 << consumer
-    return found
+            followers[op] |= followers[consumer] | 1 << consumer
+    return followers

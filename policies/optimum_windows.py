@@ -61,8 +61,8 @@ class Incumbent:
         self.end_ns = problem.time_hints[LONGEST.index]
         self.early = [problem.time_hints.get(k, 0) for k in range(len(problem.times))]
         self.holds = self._literals()
-        held = [each for each in problem.orders if all(map(self.is_true, each.given))]
-        parts = np.array([(*_parts(each.later), *_parts(each.earlier)) for each in held], np.int64)
+        active = [order for order in problem.orders if all(map(self.is_true, order.given))]
+        parts = np.array([(*_parts(order.later), *_parts(order.earlier)) for order in active], np.int64)
         self.later, offset, self.earlier, lag = parts.reshape(-1, 4).T
         self.lag = lag - offset
         self.late = self._as_late_as_possible()
@@ -77,8 +77,8 @@ class Incumbent:
 
     def least_ns(self, before: BoolArray, behind: BoolArray) -> int:
         """Return the least end, if `before` stays as it is and `behind` as far from the end, in ns."""
-        known = (self.earlier >= 0) & (self.later >= 0)
-        a, b, lag = self.later[known], self.earlier[known], self.lag[known]
+        pairs = (self.earlier >= 0) & (self.later >= 0)
+        a, b, lag = self.later[pairs], self.earlier[pairs], self.lag[pairs]
         from_before = before[b] & behind[a]
         late, early = np.array(self.late), np.array(self.early)
         ends = early[b] + lag + self.end_ns - late[a]
@@ -86,12 +86,12 @@ class Incumbent:
 
     def _literals(self) -> list[bool]:
         problem = self.problem
-        told = problem.literal_hints
-        holds = [told.get(k, True) for k in range(len(problem.literals))]
-        for later, earlier, given in problem.orders:
-            unknown = [literal.index for literal in given if literal.index not in told]
-            asked = all(told.get(literal.index, True) for literal in given)
-            if unknown and asked and self.at(later) < self.at(earlier):
+        hints = problem.literal_hints
+        holds = [hints.get(k, True) for k in range(len(problem.literals))]
+        for later, earlier, conditions in problem.orders:
+            unknown = [literal.index for literal in conditions if literal.index not in hints]
+            required = all(hints.get(literal.index, True) for literal in conditions)
+            if unknown and required and self.at(later) < self.at(earlier):
                 for k in unknown:
                     holds[k] = False
         for choices in problem.one_of:  # where more than one would do
@@ -126,13 +126,13 @@ class Incumbent:
         """Return (later, earlier, lag in ns) of neighbours on each lane of each limited resource."""
         lines: list[tuple[int, int, int]] = []
         for resource, capacity in self.problem.capacity.items():
-            taken = [each for each in self.problem.taken.get(resource, ()) if self.is_true(each.given)]
-            if sum(each.amount for each in taken) <= capacity:
+            usages = [usage for usage in self.problem.taken.get(resource, ()) if self.is_true(usage.given)]
+            if sum(usage.amount for usage in usages) <= capacity:
                 continue
-            taken.sort(key=lambda each: (self.at(each.begin), each.ns))
+            usages.sort(key=lambda usage: (self.at(usage.begin), usage.ns))
             # When a lane is free, its number, its last task, and when that frees it after its own time.
             lanes: list[tuple[int, int, int, int]] = [(0, lane, -1, 0) for lane in range(capacity)]
-            for begin, ns, _, amount, gap_ns in taken:
+            for begin, ns, _, amount, gap_ns in usages:
                 last = ns + gap_ns + begin.offset
                 for lane, before, so_long in [heappop(lanes)[1:] for _ in range(amount)]:
                     if before >= 0:
@@ -165,10 +165,10 @@ class Touching:
         self.times = group_pairs(
             (time.index, k) for k, order in orders for time in order[:2] if isinstance(time, Time)
         )
-        self.literals = group_pairs((each.index, k) for k, order in orders for each in order.given)
-        self.choices = group_pairs((each.index, k) for k, some in enumerate(problem.one_of) for each in some)
+        self.literals = group_pairs((item.index, k) for k, order in orders for item in order.given)
+        self.choices = group_pairs((item.index, k) for k, some in enumerate(problem.one_of) for item in some)
         self.clauses = group_pairs(
-            (each.index, k) for k, some in enumerate(problem.any_of) for each, _ in some
+            (item.index, k) for k, some in enumerate(problem.any_of) for item, _ in some
         )
 
 
@@ -177,39 +177,39 @@ class FreePart(Written):
 
     Parameters
     ----------
-    known : Incumbent
+    best : Incumbent
     touching : Touching
     window, behind : sequence of int
         Indices of the times that are free, and of those that keep their distance from the end.
     """
 
     def __init__(
-        self, known: Incumbent, touching: Touching, window: Sequence[int], behind: Sequence[int]
+        self, best: Incumbent, touching: Touching, window: Sequence[int], behind: Sequence[int]
     ) -> None:
         from ortools.sat.python import cp_model
 
-        self.known, self.problem, self.touching = known, known.problem, touching
+        self.best, self.problem, self.touching = best, best.problem, touching
         n = len(self.problem.times)
         self.free, self.behind = np.zeros(n, bool), np.zeros(n, bool)
         self.free[list(window)] = True
         self.behind[list(behind)] = True
         self.behind[LONGEST.index] = self.free[LONGEST.index] = False
         self.window = np.flatnonzero(self.free).tolist()
-        early, late = [known.early[k] for k in self.window], [known.late[k] for k in self.window]
+        early, late = [best.early[k] for k in self.window], [best.late[k] for k in self.window]
         self.begin = min(early)
         self.saved = max(early) - self.begin  # at most: what is behind does not move by more
-        least = max(known.end_ns - self.saved, known.least_ns(~self.free & ~self.behind, self.behind))
-        self.possible = least < known.end_ns
-        model, last = cp_model.CpModel(), known.end_ns - 1
-        longest = model.new_int_var(min(least, last), last, "the end of all")
+        bound = max(best.end_ns - self.saved, best.least_ns(~self.free & ~self.behind, self.behind))
+        self.possible = bound < best.end_ns
+        model, last = cp_model.CpModel(), best.end_ns - 1
+        longest = model.new_int_var(min(bound, last), last, "the end of all")
         times = [
-            longest - (known.end_ns - known.late[k]) if self.behind[k] else known.early[k] for k in range(n)
+            longest - (best.end_ns - best.late[k]) if self.behind[k] else best.early[k] for k in range(n)
         ]
         times[LONGEST.index] = longest
         for k, start in zip(self.window, early, strict=True):
             times[k] = model.new_int_var(self.begin, max(late), self.problem.times[k])
             model.add_hint(times[k], start)
-        super().__init__(model, times, [*known.holds], longest)
+        super().__init__(model, times, [*best.holds], longest)
 
     def write(self) -> None:
         """State what limits the window."""
@@ -243,8 +243,8 @@ class FreePart(Written):
         """Free the literals that are about the window, and about nothing behind it; return them."""
         problem, chosen = self.problem, list[int]()
         for k in dict.fromkeys(self._about()):
-            told = [problem.orders[c] for c in self.touching.literals.get(k, ())]
-            if not any(self._is_behind(a) or self._is_behind(b) for a, b, _ in told):
+            orders = [problem.orders[c] for c in self.touching.literals.get(k, ())]
+            if not any(self._is_behind(a) or self._is_behind(b) for a, b, _ in orders):
                 self.literals[k] = self.model.new_bool_var(problem.literals[k])
                 chosen.append(k)
         for k in dict.fromkeys(c for literal in chosen for c in self.touching.choices.get(literal, ())):
@@ -258,32 +258,32 @@ class FreePart(Written):
         for time in self.window:
             for k in self.touching.times.get(time, ()):
                 yield from (literal.index for literal in self.problem.orders[k].given)
-        for taken in self.problem.taken.values():
-            for each in taken:
-                if each.given is not None and self.free[each.begin.index]:
-                    yield each.given.index
+        for usages in self.problem.taken.values():
+            for usage in usages:
+                if usage.given is not None and self.free[usage.begin.index]:
+                    yield usage.given.index
 
     def _limit(self, resource: Hashable, capacity: int) -> None:
         """Limit what the window takes of a resource, beside what of the rest reaches into it."""
-        taken = [each for each in self.problem.taken.get(resource, ()) if self.holds(each.given) is not False]
-        known, free = self.known, [each for each in taken if self.free[each.begin.index]]
+        uses = [use for use in self.problem.taken.get(resource, ()) if self.holds(use.given) is not False]
+        best, free = self.best, [use for use in uses if self.free[use.begin.index]]
         if not free:
             return
-        reach = max(known.late[begin.index] + begin.offset + ns + gap for begin, ns, _, _, gap in free)
+        reach = max(best.late[begin.index] + begin.offset + ns + gap for begin, ns, _, _, gap in free)
 
-        def touches(each: Taken) -> bool:
-            k = each.begin.index
+        def touches(usage: Taken) -> bool:
+            k = usage.begin.index
             if self.behind[k]:
-                return known.late[k] + each.begin.offset - self.saved < reach
-            return bool(self.free[k]) or known.at(each.begin) + each.ns + each.gap_ns > self.begin
+                return best.late[k] + usage.begin.offset - self.saved < reach
+            return bool(self.free[k]) or best.at(usage.begin) + usage.ns + usage.gap_ns > self.begin
 
-        touch = [*filter(touches, taken)]
-        at_most(self.model, [*map(self.interval, touch)], [each.amount for each in touch], capacity)
+        touch = [*filter(touches, uses)]
+        at_most(self.model, [*map(self.interval, touch)], [use.amount for use in touch], capacity)
 
 
 # ----------------------------------------------------------------------------------------------------------
 
-_FIRST: Final = 32
+_FIRST_SIZE: Final = 32
 """Number of activities in the first windows."""
 
 _EFFORT: Final = 0.002
@@ -293,7 +293,7 @@ Values = Callable[[Any], int]
 
 
 def windows(
-    problem: ScheduleProblem, activities: Sequence[Sequence[Time]], until: float, seed: int = 0
+    problem: ScheduleProblem, activities: Sequence[Sequence[Time]], deadline: float, seed: int = 0
 ) -> Iterator[Values]:
     """Yield better solutions, each found from the hints that the problem has when it is asked for.
 
@@ -305,33 +305,33 @@ def windows(
     problem : ScheduleProblem
     activities : sequence of sequence of Time
         Times that are free together; the first tells where in the schedule they are.
-    until : float
+    deadline : float
         End of the search on the clock of `time.monotonic`, in s.
     seed : int
         Seed of the order in which windows are tried.
     """
     rng = random.Random(seed)
-    size = _FIRST
+    size = _FIRST_SIZE
     touching = Touching(problem)
     while size < len(activities):
-        known = Incumbent(problem)
-        best = known.end_ns
+        incumbent = Incumbent(problem)
+        best = incumbent.end_ns
         places = list(range(0, len(activities) - size // 2, size // 2))
         rng.shuffle(places)
-        for place in places:
-            order = sorted(range(len(activities)), key=lambda k: (known.at(activities[k][0]), k))
+        for begin in places:
+            order = sorted(range(len(activities)), key=lambda k: (incumbent.at(activities[k][0]), k))
             window, behind = (
-                [each.index for k in part for each in activities[k]]
-                for part in (order[place : place + size], order[place + size :])
+                [time.index for k in part for time in activities[k]]
+                for part in (order[begin : begin + size], order[begin + size :])
             )
-            left = until - monotonic()
-            if left <= 0:
+            left_s = deadline - monotonic()
+            if left_s <= 0:
                 return
-            found = _solve(FreePart(known, touching, window, behind), _EFFORT * size, left, seed)
-            if found is not None:
-                yield found
-                known = Incumbent(problem)
-        if known.end_ns == best:
+            values = _solve(FreePart(incumbent, touching, window, behind), _EFFORT * size, left_s, seed)
+            if values is not None:
+                yield values
+                incumbent = Incumbent(problem)
+        if incumbent.end_ns == best:
             size *= 2
 
 

@@ -169,7 +169,7 @@ class ScheduleProblem:
 
     def require(self, literal: Literal, *given: Literal | None) -> None:
         """Let a literal hold if all that is `given` does."""
-        unless = [(each, False) for each in given if each is not None]
+        unless = [(condition, False) for condition in given if condition is not None]
         self.any_of.append([*unless, (literal, True)])
 
     def choice(self, names: Sequence[str]) -> list[Any]:
@@ -202,24 +202,24 @@ class ScheduleProblem:
 
         Ops of one group are together; a group has the number of its first op.
         """
-        on = [
-            dict(zip(own, self.choice([f"{op} on {d}" for d in own]), strict=True))
-            for op, own in enumerate(devices_of)
+        literals = [
+            dict(zip(devices, self.choice([f"{op} on {d}" for d in devices]), strict=True))
+            for op, devices in enumerate(devices_of)
         ]
         for op, leader in enumerate(group_of):
-            for d, chosen in on[op].items():
+            for d, chosen in literals[op].items():
                 if leader != op and chosen is not None:
-                    self.require(on[leader][d], chosen)
-                    self.require(chosen, on[leader][d])
-        return on
+                    self.require(literals[leader][d], chosen)
+                    self.require(chosen, literals[leader][d])
+        return literals
 
     def last(self, begin: Time | int, ns: int, end: Time, given: Literal | None = None) -> None:
         """Let `end` be `ns` after `begin`, if what is `given` holds."""
         self.durations.append(Last(begin, ns, end, given))
 
-    def charge(self, what: Time | Literal, n: int) -> None:
+    def charge(self, unknown: Time | Literal, n: int) -> None:
         """Add a time, or `n` ns if a literal holds, to the objective; `n` is the weight of a time."""
-        self.charged[what] = self.charged.get(what, 0) + n
+        self.charged[unknown] = self.charged.get(unknown, 0) + n
 
     def suppose(self, unknown: Time | Literal | None, value: int) -> None:
         """Let the search begin with a value of a time or literal."""
@@ -246,6 +246,6 @@ class ScheduleProblem:
         """Take `amount` of a resource for `ns` from `begin` on, and for a gap before what follows."""
         self.taken.setdefault(resource, []).append(Taken(begin, ns, given, amount, gap_ns))
 
-    def change(self, resource: Hashable, at: Time, amount: int) -> None:
+    def change(self, resource: Hashable, time: Time, amount: int) -> None:
         """Take `amount` more of a resource from a time on; less if it is negative."""
-        self.changes.setdefault(resource, []).append(LevelChange(at, amount))
+        self.changes.setdefault(resource, []).append(LevelChange(time, amount))

@@ -86,13 +86,13 @@ class ProgramOrder(Policy):
     def _window(self, program: IntArray, job: Job, order: Order) -> _Window:
         n = len(program)
         window = _Window(n, 0, 1) if self._stride else _Window(n * job.iterations, n, order.window)
-        self._place.update({key: (window, place) for place, key in enumerate(program.tolist())})
+        self._place.update({key: (window, index) for index, key in enumerate(program.tolist())})
         return window
 
     def ready(self, task: Task) -> None:
         """Note that `task` is eligible."""
-        window, place = self._place[task.iteration * self._stride + task.op]
-        heappush(window.heap, (place + task.iteration * window.step, task.id, task))
+        window, index = self._place[task.iteration * self._stride + task.op]
+        heappush(window.heap, (index + task.iteration * window.step, task.id, task))
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Note which tasks are now eligible, and that `task` is not in flight now (a transfer never was)."""
@@ -102,10 +102,10 @@ class ProgramOrder(Policy):
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return the oldest eligible task of the window, if `issuer` may take it."""
-        windows, most = self._of_issuer[issuer.index], self._most
+        windows, limit = self._of_issuer[issuer.index], self._most
         for window in windows:
             task = window.first()
-            if task is not None and task.group == issuer.group and len(window.in_flight) != most:
+            if task is not None and task.group == issuer.group and len(window.in_flight) != limit:
                 break
         else:
             return None
@@ -113,7 +113,7 @@ class ProgramOrder(Policy):
             windows.remove(window)
             windows.append(window)
         window.take()
-        if most is not None:
+        if limit is not None:
             window.in_flight.add(task.id)
         return task
 

@@ -100,7 +100,7 @@ class ReplayPlan(ProgramOrder):
         plan = self.plan
         op, keys = _tasks(job, plan)
         device = np.array(_devices(job.machine, plan), dtype=np.int64)[plan.stream]
-        issuers, names = job.machine.issuers(), [each.name for each in job.machine.devices]
+        issuers, names = job.machine.issuers(), [entry.name for entry in job.machine.devices]
         elsewhere = job.device_of[op] != device
         if elsewhere.any():
             k = int(elsewhere.argmax())
@@ -112,25 +112,25 @@ class ReplayPlan(ProgramOrder):
         for name in plan.issuers:
             if name not in index:
                 raise UnknownNameError("issuer", name, index)
-        by = np.array([index[name] for name in plan.issuers], dtype=np.int64)[plan.issuer]
+        issuer_of = np.array([index[name] for name in plan.issuers], dtype=np.int64)[plan.issuer]
         group = np.array([issuer.group for issuer in issuers])
-        wrong = group[by] != job.group_of[op]
+        wrong = group[issuer_of] != job.group_of[op]
         if wrong.any():
             k = int(wrong.argmax())
             raise InputError(
-                f"replay: the plan lets {issuers[by[k]].name} issue op {job.graph.op_names[op[k]]!r}, "
+                f"replay: the plan lets {issuers[issuer_of[k]].name} issue op {job.graph.op_names[op[k]]!r}, "
                 f"which is on {names[device[k]]} and not its to issue"
             )
-        return Order("place", [keys[by == issuer.index] for issuer in issuers], 1, "issuer")
+        return Order("place", [keys[issuer_of == issuer.index] for issuer in issuers], 1, "issuer")
 
     def not_before_ns(self, job: Job) -> IntArray | None:
         """Return the times until which the plan's tasks wait on purpose (see `sim.policy.Policy`)."""
         if self.plan.not_before_ns is None:
             return None
         _, keys = _tasks(job, self.plan)
-        until = np.zeros(len(keys), np.int64)
-        until[keys] = self.plan.not_before_ns
-        return until
+        not_before = np.zeros(len(keys), np.int64)
+        not_before[keys] = self.plan.not_before_ns
+        return not_before
 
 
 class Planned(Placement):
@@ -196,10 +196,10 @@ class Planned(Placement):
                 lane_of |= {machine.stream_name(first + k): 0 for k in range(device.lanes)}
                 continue
             # Streams go process by process, as in `sim.issuers.with_processes`.
-            several, each = len(process_names(job.graph)) or 1, device.lanes
+            several, n_lanes = len(process_names(job.graph)) or 1, device.lanes
             if device.for_streams is not None and several == 1:  # the device takes as many as the plan uses
-                each += len(plan.streams)
-            lane_of |= {f"{device.name}/{k}": k % each for k in range(several * each)}
+                n_lanes += len(plan.streams)
+            lane_of |= {f"{device.name}/{k}": k % n_lanes for k in range(several * n_lanes)}
         for name in plan.streams:
             if name not in lane_of:
                 raise UnknownNameError("stream", name, lane_of)
@@ -217,17 +217,17 @@ class Planned(Placement):
         op = [job.graph.index(name) for name in self.plan.ops]
         return list(dict.fromkeys(op[k] for k in self.plan.op.tolist()))
 
-    def _per_op(self, graph: Graph, of_stream: list[int], what: str) -> list[int]:
+    def _per_op(self, graph: Graph, of_stream: list[int], noun: str) -> list[int]:
         """Return the value of each op's tasks, which must agree."""
-        found: dict[int, int] = {}
+        values: dict[int, int] = {}
         op = [graph.index(name) for name in self.plan.ops]
         for k, stream in zip(self.plan.op.tolist(), self.plan.stream.tolist(), strict=True):
-            if found.setdefault(op[k], of_stream[stream]) != of_stream[stream]:
-                raise InputError(f"replay: the plan has op {self.plan.ops[k]!r} on more than one {what}")
-        missing = [name for k, name in enumerate(graph.op_names) if k not in found]
+            if values.setdefault(op[k], of_stream[stream]) != of_stream[stream]:
+                raise InputError(f"replay: the plan has op {self.plan.ops[k]!r} on more than one {noun}")
+        missing = [name for k, name in enumerate(graph.op_names) if k not in values]
         if missing:
             raise InputError(f"replay: the plan leaves out op {missing[0]!r} of graph {graph.name!r}")
-        return [found[k] for k in range(len(graph))]
+        return [values[k] for k in range(len(graph))]
 
 
 def _devices(machine: Machine, plan: Plan) -> list[int]:

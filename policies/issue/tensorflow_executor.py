@@ -88,8 +88,8 @@ def _divide_threads(
     InputError
         If there are more threads than workers, or a session chooses a pool that does not exist.
     """
-    given, pools = job.graph.attribute("session"), job.graph.attribute("inter_op_thread_pool")
-    names = [given.get(op, "") for op in range(len(job.graph))]
+    session_of, pools = job.graph.attribute("session"), job.graph.attribute("inter_op_thread_pool")
+    names = [session_of.get(op, "") for op in range(len(job.graph))]
     sessions = {name: k for k, name in enumerate(dict.fromkeys(names))}
     issuers = job.machine.issuers()
     members: list[list[int]] = []
@@ -100,20 +100,20 @@ def _divide_threads(
         first_pool.append(len(members))
         executes = threads[0].stream >= 0
         several.append(executes and (per_session or bool(sizes)))
-        wanted = [len(threads)]
+        counts = [len(threads)]
         if executes and per_session:
             cpu = next(d for k in threads[0].devices if (d := job.machine.devices[k]).workers)
-            wanted = [size or cpu.cores or len(threads)] * len(sessions)
+            counts = [size or cpu.cores or len(threads)] * len(sessions)
         elif executes and (sizes or size):
-            wanted = list(sizes) or [size]
-        if sum(wanted) > len(threads):
-            many = " and ".join(map(str, wanted))
+            counts = list(sizes) or [size]
+        if sum(counts) > len(threads):
+            many = " and ".join(map(str, counts))
             raise InputError(
-                f"tensorflow-executor: pools of {many} threads need {sum(wanted)} workers, and the CPU has "
-                f"{len(threads)}; give it workers: {sum(wanted)}, or ask for fewer threads",
+                f"tensorflow-executor: pools of {many} threads need {sum(counts)} workers, and the CPU has "
+                f"{len(threads)}; give it workers: {sum(counts)}, or ask for fewer threads",
                 path=("session_inter_op_thread_pool" if sizes else "inter_op_parallelism_threads",),
             )
-        ends = accumulate(wanted, initial=0)
+        ends = accumulate(counts, initial=0)
         members += [[thread.index for thread in threads[a:b]] for a, b in pairwise(ends)]
     of_op = []
     for op, (name, group) in enumerate(zip(names, job.group_of.tolist(), strict=True)):
@@ -122,10 +122,10 @@ def _divide_threads(
             chosen = sessions[name] if per_session else pools.get(op, 0)
         if several[group] and not per_session and chosen >= len(sizes):
             message = f"session {name!r} chooses inter_op_thread_pool {chosen!r}"
-            told = f"{message}; there are {len(sizes)}, counted from 0"
-            raise InputError(told, path=("session_inter_op_thread_pool",))
+            text = f"{message}; there are {len(sizes)}, counted from 0"
+            raise InputError(text, path=("session_inter_op_thread_pool",))
         of_op.append(first_pool[group] + chosen)
-    of_thread = {thread: pool for pool, own in enumerate(members) for thread in own}
+    of_thread = {thread: pool for pool, indices in enumerate(members) for thread in indices}
     return members, of_op, [of_thread.get(issuer.index, -1) for issuer in issuers]
 
 
@@ -242,7 +242,7 @@ class TensorFlowExecutor(Policy):
         self._source_of = list(zip(self._pool_of_op, devices, sessions, strict=True))
         self._sources: dict[tuple[int, int, object], list[Task]] = {}
         # If asked to run everything, the calling thread runs only sessions that have a single executor.
-        executors = Counter(session for _, session in {which[1:] for which in self._source_of})
+        executors = Counter(session for _, session in {key[1:] for key in self._source_of})
         self._inlined = [self.size < 0 and executors[session] == 1 for *_, session in self._source_of]
         self._expensive: list[bool] = (expensive & ~np.array(self._inlined, bool)).tolist()
 
@@ -267,17 +267,17 @@ class TensorFlowExecutor(Policy):
 
     def ready(self, task: Task) -> None:
         """Keep a root op for its executor's source node, which an outside thread puts into the pool."""
-        which = self._source_of[task.op]
-        if which not in self._sources:
-            self._sources[which] = []
-            self._pool[self._members[which[0]][0]].append(self._sources[which])
-        self._sources[which].append(task)
+        key = self._source_of[task.op]
+        if key not in self._sources:
+            self._sources[key] = []
+            self._pool[self._members[key[0]][0]].append(self._sources[key])
+        self._sources[key].append(task)
 
     def ended(self, task: Task, now_ready: Sequence[Task], issuer: Issuer | None) -> None:
         """Schedule what became ready, as ScheduleReady does."""
         pool = -1 if issuer is None else self._pool_of_thread[issuer.index]
-        mine = [t for t in now_ready if self._pool_of_op[t.op] == pool]
-        if len(mine) < len(now_ready):
+        local = [t for t in now_ready if self._pool_of_op[t.op] == pool]
+        if len(local) < len(now_ready):
             for t in now_ready:
                 if self._pool_of_op[t.op] != pool:  # to a thread's queue in its own executor, never inline
                     self._pool[self._members[self._pool_of_op[t.op]][0]].append(t)
@@ -290,11 +290,11 @@ class TensorFlowExecutor(Policy):
             self._estimate[task.op] = (9 * self._estimate[task.op] + elapsed) // 10
         if asynchronous:
             # The done callback hands all to the pool or, without a pool, runs it at once.
-            inlined = [t for t in mine if self._inlined[t.op]]
+            inlined = [t for t in local if self._inlined[t.op]]
             self._inline[issuer.index] += [deque([t]) for t in reversed(inlined)]
-            self._pool[issuer.index].extendleft(t for t in mine if not self._inlined[t.op])
+            self._pool[issuer.index].extendleft(t for t in local if not self._inlined[t.op])
         else:
-            self._schedule(mine, issuer.index)
+            self._schedule(local, issuer.index)
 
     def _schedule(self, now_ready: Sequence[Task], thread: int) -> None:
         inline, expensive = self._current[thread], list[Task]()
@@ -316,11 +316,11 @@ class TensorFlowExecutor(Policy):
             queues.pop()
         self._current[thread] = queues[-1]
         while not queues[-1]:
-            found = self._from_pool(pool, thread)
-            if not isinstance(found, list):
-                return found
-            del self._sources[self._source_of[found[0].op]]
-            self._schedule(found, thread)
+            entry = self._from_pool(pool, thread)
+            if not isinstance(entry, list):
+                return entry
+            del self._sources[self._source_of[entry[0].op]]
+            self._schedule(entry, thread)
         return queues[-1].popleft()
 
     def _from_pool(self, pool: int, thread: int) -> Task | list[Task] | None:
@@ -328,8 +328,8 @@ class TensorFlowExecutor(Policy):
         if self._pool[thread]:
             return self._pool[thread].popleft()
         members = self._members[pool]
-        at = members.index(thread)
-        for victim in members[at + 1 :] + members[:at]:
+        index = members.index(thread)
+        for victim in members[index + 1 :] + members[:index]:
             if self._pool[victim]:
                 return self._pool[victim].pop()
         return None

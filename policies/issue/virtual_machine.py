@@ -115,20 +115,20 @@ class _Program:
         self.once: set[int] = set()
         if not has_control_flow(graph):
             return
-        self.structure = of = frame_structure(graph)
-        self.items = _items(graph, order, of)
-        guards, frames = _find_guards(graph, of)
+        self.structure = tree = frame_structure(graph)
+        self.items = _items(graph, order, tree)
+        guards, frames = _find_guards(graph, tree)
         self.guards = dict(enumerate(guards)) | {-1 - frame: guard for frame, guard in frames.items()}
         # A control trigger runs even after dead ops, so loops that contain one are walked even when dead.
         for op in np.flatnonzero(graph.is_kind("control_trigger")).tolist():
-            for frame in _frames_around(op, of):
+            for frame in _frames_around(op, tree):
                 self.guards[-1 - frame] = _Guard()
         for op in reversed(np.flatnonzero(graph.is_kind("loop_cond")).tolist()):
-            self.condition[of.frame_of[op]] = op
+            self.condition[tree.frame_of[op]] = op
         constant = graph.attribute("constant")
         for op in program_order(graph).tolist():
             if graph.kind(op) not in CONTROL_FLOW_KINDS and any(
-                p in self.once or (of.child_of.get(p) == of.frame_of[op] and not constant.get(p, False))
+                p in self.once or (tree.child_of.get(p) == tree.frame_of[op] and not constant.get(p, False))
                 for p in graph.predecessors.row(op).tolist()
             ):
                 self.once.add(op)
@@ -147,10 +147,10 @@ def _items(graph: Graph, order: Sequence[int], structure: FrameStructure) -> lis
     """Return the items of each frame, in an order that respects dependencies (see `_Program`)."""
     n = len(graph)
     paths = {op: [*(n + frame for frame in _frames_around(op, structure)), op] for op in order}
-    place: dict[int, int] = {}
+    rank: dict[int, int] = {}
     for k, path in enumerate(paths.values()):
         for item in path:  # a loop takes the place of its first op
-            place.setdefault(item, k)
+            rank.setdefault(item, k)
     edges = program_edges(graph).within_iteration()
     pairs = [
         next((a, b) for a, b in zip(paths[p], paths[c], strict=False) if a != b)
@@ -163,7 +163,7 @@ def _items(graph: Graph, order: Sequence[int], structure: FrameStructure) -> lis
     now, size = np.zeros_like(before), n + len(structure.parent)
     dag = Dag.of(Edges(before, after, now, now), size)
     items: list[list[int]] = [[] for _ in structure.parent]
-    for item in filter(place.__contains__, least_first(dag, [place.get(k, 0) for k in range(size)])):
+    for item in filter(rank.__contains__, least_first(dag, [rank.get(k, 0) for k in range(size)])):
         if item >= n:
             items[structure.parent[item - n]].append(n - 1 - item)
         elif graph.kind(item) not in CONTROL_FLOW_KINDS:
@@ -225,7 +225,7 @@ class Sequential(Policy):
         graph, order = job.graph, job.order
         process = np.zeros(len(graph), np.int64) if job.process_of is None else job.process_of
         orders = [order[process[order] == k].tolist() for k in range(len(job.processes) or 1)]
-        self._threads = [_Thread(job, _Program(graph, own)) for own in orders]
+        self._threads = [_Thread(job, _Program(graph, program)) for program in orders]
         self._thread_of = [self._threads[k] for k in process.tolist()]
 
     def ready(self, task: Task) -> None:
@@ -338,14 +338,14 @@ class _Thread:
 
     def _holds(self, guard: Iterable[tuple[int, int]], repetition: int, tag: str) -> bool | None:
         """Return whether a guard holds, as far as its predicates run at all; None: it is not known yet."""
-        known: bool | None = True
+        result: bool | None = True
         for predicate, side in guard:
-            asked = repetition, predicate, tag
-            if self._says.get(asked, side) != side:
+            key = repetition, predicate, tag
+            if self._says.get(key, side) != side:
                 return False
-            if asked not in self._says and asked not in self._dead:
-                known = None
-        return known
+            if key not in self._says and key not in self._dead:
+                result = None
+        return result
 
 
 def _tag(task: Task) -> str:

@@ -46,7 +46,7 @@ from sim.policy import Order
 INPUT = -1
 """An operand that no op produces."""
 
-_CHEAP = 1
+_CHEAP_COST = 1
 """Cost of the root and of the return."""
 
 
@@ -79,8 +79,8 @@ def assigned_streams(operands: Sequence[Sequence[int]], cost: Sequence[int], thr
             if op >= 0:
                 waited_for[op] = 1
     rows = [*operands, [op for op in range(n) if not waited_for[op]]]
-    costs = [*cost, _CHEAP, _CHEAP]
-    follow, path = _hang(rows, costs)
+    costs = [*cost, _CHEAP_COST, _CHEAP_COST]
+    follow, path = _build_tree(rows, costs)
     automatic = threshold <= 0
     enough = max(path[: end + 1], default=1) if automatic else threshold
 
@@ -101,42 +101,42 @@ def assigned_streams(operands: Sequence[Sequence[int]], cost: Sequence[int], thr
         returning = other if returning == one else returning
 
     for op in (*range(end, -1, -1), root):
-        left: list[int] = []  # cheap streams, merged until they are worth a thread
-        own, most = -1, 0
+        cheap: list[int] = []  # cheap streams, merged until they are worth a thread
+        chosen, highest = -1, 0
         for child in follow[op]:
             stream = stream_of[child]
             if not worth(op, stream):
-                if not left or worth(op, left[-1], stream):
-                    left.append(stream)
+                if not cheap or worth(op, cheap[-1], stream):
+                    cheap.append(stream)
                 else:
-                    merge(stream, left[-1])
-                stream = left[-1]
-            if stream == returning or (own != returning and total[stream] > most):
-                own, most = stream, total[stream]
-        if own < 0:
-            own = len(total)
+                    merge(stream, cheap[-1])
+                stream = cheap[-1]
+            if stream == returning or (chosen != returning and total[stream] > highest):
+                chosen, highest = stream, total[stream]
+        if chosen < 0:
+            chosen = len(total)
             total.append(0)
             merged_into.append(-1)
-        stream_of[op] = own
-        total[own] += costs[op]
-        returning = own if op == end else returning
-        if left and not automatic and left[-1] != own and not worth(op, left[-1]):
-            merge(left[-1], own)
+        stream_of[op] = chosen
+        total[chosen] += costs[op]
+        returning = chosen if op == end else returning
+        if cheap and not automatic and cheap[-1] != chosen and not worth(op, cheap[-1]):
+            merge(cheap[-1], chosen)
     return [_latest(stream_of[op], merged_into) for op in range(n)]
 
 
-def _hang(rows: Sequence[Sequence[int]], costs: Sequence[int]) -> tuple[list[list[int]], list[int]]:
+def _build_tree(rows: Sequence[Sequence[int]], costs: Sequence[int]) -> tuple[list[list[int]], list[int]]:
     """Return the ops that hang on each op and on the final root, and the cost of each op's path."""
     root = len(rows)
     follow: list[list[int]] = [[] for _ in range(root + 1)]
-    path = [0] * root + [_CHEAP]
+    path = [0] * root + [_CHEAP_COST]
     for op, row in enumerate(rows):
-        on, longest = root, 0
+        parent, longest = root, 0
         for operand in row:
             maker = root if operand == INPUT else operand
             if path[maker] > longest:
-                on, longest = maker, path[maker]
-        follow[on].append(op)
+                parent, longest = maker, path[maker]
+        follow[parent].append(op)
         path[op] = costs[op] + longest
     return follow, path
 
@@ -184,9 +184,9 @@ class _KeepOrQueue(Policy):
 
     def next(self, issuer: Issuer) -> Task | None:
         """Return the last kept op, else the first of the queue."""
-        kept = self._kept[issuer.index]
-        if kept:
-            return kept.pop()
+        stack = self._kept[issuer.index]
+        if stack:
+            return stack.pop()
         queue = self._queues[self._takes[issuer.index]]
         return queue.popleft() if queue else None
 
@@ -294,7 +294,7 @@ class StreamStacks(_KeepOrQueue):
         blocks = (job.graph.column("blocking") > 0) & set_aside & ~job.launched
         issuers = job.machine.issuers()
         may_block = np.zeros(len(issuers), np.int64)
-        threads = ((each.group, each.index) for each in issuers if set_aside and each.stream >= 0)
+        threads = ((issuer.group, issuer.index) for issuer in issuers if set_aside and issuer.stream >= 0)
         for members in group_pairs(threads).values():
             if self.blocking_threads >= len(members):
                 raise InputError(
@@ -310,22 +310,22 @@ class StreamStacks(_KeepOrQueue):
     def _streams(self, job: Job) -> IntArray:
         """Return the stream of each op, given or assigned."""
         graph = job.graph
-        given = graph.attribute("stream_id")
+        streams = graph.attribute("stream_id")
         label = np.zeros(len(graph), np.int64)
-        if len(given) < len(graph):
+        if len(streams) < len(graph):
             order = graph.topological_order
-            place = np.empty_like(order)
-            place[order] = np.arange(len(order))
-            operands = _operands(graph, place)
+            position = np.empty_like(order)
+            position[order] = np.arange(len(order))
+            operands = _operands(graph, position)
             costs = np.maximum(job.known_ns, 1)[order].tolist()
             label[order] = assigned_streams(operands, costs, self.cost_threshold_ns)
-            label += max(given.values(), default=-1) + 1
-        for op, stream in given.items():
+            label += max(streams.values(), default=-1) + 1
+        for op, stream in streams.items():
             label[op] = stream
         return label
 
 
-def _operands(graph: Graph, place: IntArray) -> list[list[int]]:
+def _operands(graph: Graph, position: IntArray) -> list[list[int]]:
     """Return, by place in a topological order, the places of each op's dependencies in its own iteration."""
     operands: list[list[int]] = [[] for _ in range(len(graph))]
     producer = graph.tensor_producer[graph.inputs.indices]
@@ -333,8 +333,8 @@ def _operands(graph: Graph, place: IntArray) -> list[list[int]]:
         (graph.inputs.rows(), producer, graph.input_distance),
         (graph.after.rows(), graph.after.indices, graph.after_distance),
     ):
-        now = distance == 0
-        found = np.where(makers >= 0, place[makers], INPUT)[now]
-        for op, maker in zip(place[rows[now]].tolist(), found.tolist(), strict=True):
+        current = distance == 0
+        operand = np.where(makers >= 0, position[makers], INPUT)[current]
+        for op, maker in zip(position[rows[current]].tolist(), operand.tolist(), strict=True):
             operands[op].append(maker)
     return operands

@@ -63,7 +63,7 @@ class OneRank:
 
     Parameters
     ----------
-    of : ExpertParallel
+    rewrite : ExpertParallel
     layers : Layers
         Expert layers of a step.
     place : int

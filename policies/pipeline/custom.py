@@ -66,13 +66,13 @@ def custom(
     with error_path("order" if file is None else "file"):
         programs = read_csv(file) if file is not None else parse_csv(order or "")
     schedule = from_programs(programs, replicas=replicas)
-    for what, wanted, found in (
+    for noun, expected, actual in (
         ("rank", ranks, schedule.ranks),
         ("micro-batch", micro_batches, schedule.micro_batches),
         ("chunk", chunks, schedule.chunks),
     ):
-        if wanted is not None and wanted != found:
-            raise InputError(f"the custom order has {format_count(found, what)}, not {wanted}")
+        if expected is not None and expected != actual:
+            raise InputError(f"the custom order has {format_count(actual, noun)}, not {expected}")
     validate(schedule)
     return schedule
 
@@ -95,8 +95,8 @@ def from_programs(programs: Programs, *, replicas: bool = False) -> Schedule:
     stages = 1 + max(a.stage for _, a in actions)
     micro_batches = 1 + max(a.micro_batch for _, a in actions)
     if stages * micro_batches > 1000 * len(actions):  # below this, validation lists what is missing
-        found = ((stages, "stage"), (micro_batches, "micro-batch"), (len(actions), "action"))
-        numbers = ", ".join(format_count(n, what) for n, what in found)
+        sizes = ((stages, "stage"), (micro_batches, "micro-batch"), (len(actions), "action"))
+        numbers = ", ".join(format_count(n, noun) for n, noun in sizes)
         raise InputError(f"the custom order has, by its largest numbers, {numbers}")
     home: dict[tuple[int, int], int] = {}
     first: dict[int, tuple[int, Action]] = {}
@@ -225,8 +225,8 @@ def need_readable(ticks: int) -> None:
         It would be.
     """
     if ticks > _MOST_TICKS:
-        told = f"a picture of {ticks:,} ticks or more cannot be read"
-        raise InputError(f"{told}; draw fewer micro-batches, or times with a larger common divisor")
+        problem = f"a picture of {ticks:,} ticks or more cannot be read"
+        raise InputError(f"{problem}; draw fewer micro-batches, or times with a larger common divisor")
 
 
 def picture(schedule: Schedule, evaluation: Evaluation | None = None) -> str:
@@ -277,10 +277,10 @@ def _namer(schedule: Schedule) -> Callable[[Action], str]:
     for number, placement in enumerate(schedule.placements):
         for stage, rank in enumerate(placement):
             lanes[rank].add((number, stage))
-    alone = all(len({stage for _, stage in own}) <= 1 for own in lanes)
-    if not alone and max(map(len, lanes)) > 2:
+    single = all(len({stage for _, stage in pairs}) <= 1 for pairs in lanes)
+    if not single and max(map(len, lanes)) > 2:
         return str
-    second = set() if alone else {max(own) for own in lanes if len(own) == 2}
+    second = set() if single else {max(pairs) for pairs in lanes if len(pairs) == 2}
 
     def short(a: Action) -> str:
         lane = (schedule.replica_of[a.micro_batch], a.stage)

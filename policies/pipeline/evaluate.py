@@ -83,18 +83,18 @@ class StageTimes:
         InputError
             If this phase has no time, such as I if only ``backward`` is given.
         """
-        known = {
+        time = {
             "F": self.forward,
             "R": self.forward if self.recompute is None else self.recompute,
             "B": self._whole_backward,
             "I": self.input_grad,
             "W": self.weight_grad,
         }[phase]
-        if known is not None:
-            return known
-        wanted = "backward, or input_grad and weight_grad" if phase == "B" else "input_grad and weight_grad"
+        if time is not None:
+            return time
+        needed = "backward, or input_grad and weight_grad" if phase == "B" else "input_grad and weight_grad"
         message = f"the schedule has {phase} actions and the stage has no time for them"
-        raise InputError(f"{message}: give {wanted}")
+        raise InputError(f"{message}: give {needed}")
 
 
 UNIT_TIMES = StageTimes(forward=1, input_grad=1, weight_grad=1)
@@ -185,7 +185,7 @@ def evaluate(
     >>> run.makespan, run.bubble
     (33, Fraction(3, 11))
     """
-    each = one_a_stage(times, schedule.stages, "stage times")
+    per_stage = one_a_stage(times, schedule.stages, "stage times")
     took: dict[Slot | tuple[int, str], int] = {}  # an action's time does not depend on its micro-batch
     starts: list[list[int]] = [[] for _ in schedule.programs]
     ends: list[list[int]] = [[] for _ in schedule.programs]
@@ -193,14 +193,14 @@ def evaluate(
     for rank, slot, sort, needs in with_senders(schedule) if turns is None else turns:
         start = free[rank]
         for need, source in needs:
-            there = end_of[need]
+            arrival = end_of[need]
             if source != rank:
-                there += transfer(source, rank) if callable(transfer) else transfer
-            if there > start:
-                start = there
+                arrival += transfer(source, rank) if callable(transfer) else transfer
+            if arrival > start:
+                start = arrival
         duration = took.get(sort)
         if duration is None:
-            duration = took[sort] = _duration(slot, each)
+            duration = took[sort] = _duration(slot, per_stage)
         free[rank] = end = start + duration
         end_of.append(end)
         starts[rank].append(start)
@@ -221,31 +221,31 @@ def with_senders(schedule: Schedule) -> Iterator[Turn]:
     StuckError
         If the programs deadlock.
     """
-    made: dict[Action, tuple[int, int]] = {}  # turn and rank of each action
+    turn_of: dict[Action, tuple[int, int]] = {}  # turn and rank of each action
     limited = schedule.in_flight < schedule.micro_batches
     for number, (rank, slot, needs) in enumerate(in_turn(schedule)):
-        sent = [made[need] for need in needs]
+        sent = [turn_of[need] for need in needs]
         if limited:  # no data moves to the micro-batch that this one lets in
             k = slot.parts[0].micro_batch
-            mine = zip(needs, sent, strict=True)
-            sent = [of if need.micro_batch == k else (of[0], rank) for need, of in mine]
+            pairs = zip(needs, sent, strict=True)
+            sent = [sender if need.micro_batch == k else (sender[0], rank) for need, sender in pairs]
         yield rank, slot, slot[:2] if isinstance(slot, Action) else slot, sent
-        here = (number, rank)
+        turn = (number, rank)
         for action in slot.parts:
-            made[action] = here
+            turn_of[action] = turn
 
 
 def _duration(slot: Slot, times: Sequence[StageTimes]) -> int:
     """Return a slot's duration; for an overlap, the one given for its forward's stage, if any."""
     if isinstance(slot, Overlap):
         together = (times[a.stage].overlapped for a in slot.parts if a.phase == "F")
-        known = next((ns for ns in together if ns is not None), None)
-        if known is not None:
-            return known
+        duration = next((ns for ns in together if ns is not None), None)
+        if duration is not None:
+            return duration
     return sum(times[action.stage].of(action.phase) for action in slot.parts)
 
 
-def one_a_stage(given: T | Sequence[T], stages: int, what: str) -> Sequence[T]:
+def one_a_stage(values: T | Sequence[T], stages: int, noun: str) -> Sequence[T]:
     """Return one value per stage: the given ones, or one for all.
 
     Raises
@@ -253,10 +253,10 @@ def one_a_stage(given: T | Sequence[T], stages: int, what: str) -> Sequence[T]:
     InputError
         If there are several, but not one for each stage.
     """
-    each = given if isinstance(given, Sequence) else (given,) * stages
-    if len(each) != stages:
-        raise InputError(f"{len(each)} {what} for {stages} stages; give one, or one a stage")
-    return each
+    per_stage = values if isinstance(values, Sequence) else (values,) * stages
+    if len(per_stage) != stages:
+        raise InputError(f"{len(per_stage)} {noun} for {stages} stages; give one, or one a stage")
+    return per_stage
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -339,12 +339,12 @@ def peak_activations(
     >>> peak_activations(generate("1f1b", ranks=4, micro_batches=8))
     (4, 3, 2, 1)
     """
-    each = one_a_stage(held, schedule.stages, "activation sizes")
+    per_stage = one_a_stage(held, schedule.stages, "activation sizes")
     actions = Actions(schedule)
-    phase, at = actions.phase, actions.stage * schedule.micro_batches + actions.micro_batch
-    sizes = np.array([(size.full, size.kept, size.stage_input) for size in each])
+    phase, cell = actions.phase, actions.stage * schedule.micro_batches + actions.micro_batch
+    sizes = np.array([(size.full, size.kept, size.stage_input) for size in per_stage])
     full, kept, stage_input = sizes[actions.stage].T
-    first = np.where(np.isin(at, at[phase == "R"]), stage_input, full)
+    first = np.where(np.isin(cell, cell[phase == "R"]), stage_input, full)
     stored = _total(np.select([phase == "F", phase == "R"], [first, full - stage_input]))
     ends = [phase == "B", phase == "I", phase == "W", schedule.forward_only]
     freed = _total(np.select(ends, [full, full - kept, kept, full]))
@@ -449,14 +449,14 @@ def closed_form(
     p, m, f, b = ranks, micro_batches, times.forward, times.total - times.forward
     i, w = times.input_grad or 0, times.weight_grad or 0
     split = times.input_grad is not None and times.weight_grad is not None
-    both, h1, h2 = (p - 1) * (f + b), max(f + i - w, i, f), max(f + i - 2 * w, i - f, 0)
+    bubble, h1, h2 = (p - 1) * (f + b), max(f + i - w, i, f), max(f + i - 2 * w, i - f, 0)
     overlap, hides = f + 2 * i - w, split and f == i >= w and times.overlapped in (None, f + i + w)
     forms: dict[str, tuple[Literal["makespan", "span"], str, int, bool]] = {  # the last: whether it is exact
         "forward-only": ("makespan", "(p-1)F", (p - 1) * f, True),
-        "gpipe": ("makespan", "(p-1)(F+B)", both, True),
-        "1f1b": ("makespan", "(p-1)(F+B)", both, m >= p),
-        "interleaved-1f1b": ("makespan", "(p-1)(F+B)", both, m % p == 0),
-        "looped-bfs": ("makespan", "(p-1)(F+B)", both, m >= p),
+        "gpipe": ("makespan", "(p-1)(F+B)", bubble, True),
+        "1f1b": ("makespan", "(p-1)(F+B)", bubble, m >= p),
+        "interleaved-1f1b": ("makespan", "(p-1)(F+B)", bubble, m % p == 0),
+        "looped-bfs": ("makespan", "(p-1)(F+B)", bubble, m >= p),
         "zb-h1": ("makespan", "(p-1)·max(F+I-W, I, F)", (p - 1) * h1, split and m >= p),
         "zb-h2": ("span", "(p-1)·max(F+I-2W, I-F, 0)", (p - 1) * h2, split and m >= 2 * p - 1),
         "zb-v": ("span", "0", 0, split and f == i == w and m >= 2 * p - 1),

@@ -272,12 +272,12 @@ class _Writer:
     def _room_until_due(self, rank: int, leg: int) -> bool:
         """Return whether memory lasts if the next F of `leg` runs now and the rest stays in order."""
         block, done = self.blocks[rank], self.done[rank].copy()
-        until = block[leg] + _PERIOD * done[leg]
+        due = block[leg] + _PERIOD * done[leg]
         done[leg] += 1
         alive, pending = self.alive[rank] + 1, len(self.pending[rank])
         while True:
             ahead = [(block[i] + _PERIOD * done[i], i) for i in range(4) if done[i] < self.micro_batches]
-            if not ahead or min(ahead)[0] > until:
+            if not ahead or min(ahead)[0] > due:
                 return True
             _, following = min(ahead)
             done[following] += 1
@@ -349,12 +349,12 @@ def chimera(ranks: int, micro_batches: int) -> Schedule:
         replica_of += [0] * down + [1] * (size - down)
         for k in range(first, first + size):
             replica = replica_of[k]
-            place = k - first - down * replica
+            index = k - first - down * replica
             for stage in range(ranks):
-                own, start = ticks[ranks - 1 - stage if replica else stage], 2 * first + 2 * place
-                own.append((start + stage, Action(stage, "F", k)))
-                own.append((start + 2 * ranks - 1 - stage, Action(stage, "B", k)))
-    programs = ([action for _, action in sorted(own)] for own in ticks)
+                program, start = ticks[ranks - 1 - stage if replica else stage], 2 * first + 2 * index
+                program.append((start + stage, Action(stage, "F", k)))
+                program.append((start + 2 * ranks - 1 - stage, Action(stage, "B", k)))
+    programs = ([action for _, action in sorted(program)] for program in ticks)
     return bidirectional("chimera", programs, replica_of)
 
 

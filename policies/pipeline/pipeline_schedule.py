@@ -131,12 +131,12 @@ def parse_action(text: str) -> Action:
     >>> parse_action("12W7")
     Action(stage=12, phase='W', micro_batch=7)
     """
-    found = _ACTION.fullmatch(text.strip())
-    if found is None:
+    match = _ACTION.fullmatch(text.strip())
+    if match is None:
         letters = ", ".join(f"{letter} ({name})" for letter, name in PHASES.items())
         message = "is no action; an action is stage, phase, micro-batch, such as 0F3, with the phases"
         raise InputError(f"{text.strip()!r} {message} {letters}")
-    stage, phase, micro_batch = found.groups()
+    stage, phase, micro_batch = match.groups()
     return Action(int(stage), cast(Phase, phase), int(micro_batch))
 
 
@@ -153,10 +153,10 @@ def parse_slot(text: str) -> Slot:
     >>> parse_slot("(0F5;7B1)OVERLAP_F_B").parts[1]
     Action(stage=7, phase='B', micro_batch=1)
     """
-    found = _OVERLAP.fullmatch(text.strip())
-    if found is None:
+    match = _OVERLAP.fullmatch(text.strip())
+    if match is None:
         return parse_action(text)
-    parts = tuple(parse_action(part) for part in found.group(1).split(";"))
+    parts = tuple(parse_action(part) for part in match.group(1).split(";"))
     if len(parts) < 2:
         raise InputError(f"{text.strip()!r} overlaps {len(parts)} action; an overlap has at least two")
     return Overlap(parts)
@@ -260,7 +260,7 @@ class Schedule:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages whose weights `rank` holds, in ascending order."""
-        return tuple(s for s in range(self.stages) if any(place[s] == rank for place in self.placements))
+        return tuple(s for s in range(self.stages) if any(ranks[s] == rank for ranks in self.placements))
 
 
 def loop(ranks: int, chunks: int = 1) -> Placement:
@@ -440,9 +440,9 @@ def with_recompute(schedule: Schedule, checkpoint: Checkpoint) -> Schedule:
     >>> print(*with_recompute(plain, "except_last").programs[0])
     0F0 0F1 0F2 0B2 0R1 0B1 0R0 0B0
     """
-    known = get_args(Checkpoint)
-    if checkpoint not in known:
-        raise UnknownNameError("value of checkpoint", str(checkpoint), known)
+    accepted = get_args(Checkpoint)
+    if checkpoint not in accepted:
+        raise UnknownNameError("value of checkpoint", str(checkpoint), accepted)
     if checkpoint == "never":
         return schedule
     last = schedule.micro_batches - (1 if checkpoint == "except_last" else 0)

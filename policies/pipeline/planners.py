@@ -34,9 +34,9 @@ def check_balance(balance: Sequence[int], layers: int) -> Balance:
     (2, 3)
     """
     if any(count < 1 for count in balance) or sum(balance) != layers:
-        shown = "+".join(map(str, balance))
+        text = "+".join(map(str, balance))
         raise InputError(
-            f"the balance {shown} = {sum(balance)} does not fit {layers} layers; every stage needs one"
+            f"the balance {text} = {sum(balance)} does not fit {layers} layers; every stage needs one"
         )
     return tuple(balance)
 
@@ -75,8 +75,8 @@ def min_max(costs: Sequence[int], blocks: int) -> Balance:
     for b in range(1, blocks):
         row, cut = [0] * n, [0] * n
         for j in range(b, n):
-            found = min((max(best[i - 1], total[j + 1] - total[i]), i) for i in range(b, j + 1))
-            row[j], cut[j] = found
+            choice = min((max(best[i - 1], total[j + 1] - total[i]), i) for i in range(b, j + 1))
+            row[j], cut[j] = choice
         cuts.append(cut)
         best = row
     bounds = [n]
@@ -114,8 +114,8 @@ def block_partition(costs: Sequence[int], blocks: int) -> Balance:
     (2, 2, 2)
     """
     n, _ = len(costs), _totals(costs, blocks)
-    least, spread = min(costs), max(costs) - min(costs)
-    normal = [(cost - least) / spread if spread else 0.0 for cost in costs]
+    lowest, spread = min(costs), max(costs) - min(costs)
+    normal = [(cost - lowest) / spread if spread else 0.0 for cost in costs]
     bounds = [n // blocks * b for b in range(blocks)] + [n]
 
     def size(b: int) -> float:
@@ -346,7 +346,7 @@ class _Optimizer(_Paper):
 
 def _level(below: _Plans, starts: Sequence[int], n: int, workers: int, costs: _Paper) -> _Plans:
     """Return the best plan of every span of layers on one level."""
-    found: _Plans = {}
+    plans: _Plans = {}
     for i in starts:
         # best[m][j]: time, and the first layer and replicas of the last stage.
         best: list[dict[int, tuple[float, int, int]]] = [{} for _ in range(workers + 1)]
@@ -363,8 +363,8 @@ def _level(below: _Plans, starts: Sequence[int], n: int, workers: int, costs: _P
                             choice = (max(before, time), k + 1, last)
                 best[m][j] = choice
         for j in range(i, n):
-            found[i, j] = (best[workers][j][0], _stages(below, best, i, j, workers))
-    return found
+            plans[i, j] = (best[workers][j][0], _stages(below, best, i, j, workers))
+    return plans
 
 
 def _stages(
@@ -374,7 +374,7 @@ def _stages(
     stages: tuple[StagePlan, ...] = ()
     while j >= i:
         _, first, replicas = best[m][j]
-        inside = below[first, j][1]
-        stages = (*(StagePlan(s.first, s.last, s.replicas * replicas) for s in inside), *stages)
+        inner = below[first, j][1]
+        stages = (*(StagePlan(s.first, s.last, s.replicas * replicas) for s in inner), *stages)
         m, j = m - replicas, first - 1
     return stages

@@ -32,7 +32,7 @@ def schedules() -> list[tuple[str, str]]:
     >>> schedules()[0]
     ('1f1b', 'Generate the 1F1B schedule.')
     """
-    return [(known.name, known.summary) for known in plugins.describe(_GROUP)]
+    return [(schedule.name, schedule.summary) for schedule in plugins.describe(_GROUP)]
 
 
 def default_chunks(name: str) -> int:
@@ -67,8 +67,8 @@ def options(name: str) -> Mapping[str, Any]:
     >>> options("gpipe")
     {'order': 'lifo', 'checkpoint': 'never'}
     """
-    own = {spelling(key): p.default for key, p in _own(name).items()}
-    return own if name == "custom" else {**own, "checkpoint": "never"}
+    defaults = {spelling(key): p.default for key, p in _family_options(name).items()}
+    return defaults if name == "custom" else {**defaults, "checkpoint": "never"}
 
 
 def check_options(name: str, given: Mapping[str, Any], *, others: Collection[str] = ()) -> None:
@@ -97,12 +97,12 @@ def check_options(name: str, given: Mapping[str, Any], *, others: Collection[str
         ...
     sim.base.errors.UnknownOptionError: ordr: gpipe has no option 'ordr'; did you mean 'order'?
     """
-    taken = {**_own(name), "checkpoint": parameters(generate)["checkpoint"]}
+    accepted = {**_family_options(name), "checkpoint": parameters(generate)["checkpoint"]}
     known = [*options(name), *others]
     for key in given:
         if key not in known and (name, key) != ("custom", "checkpoint"):
             raise UnknownOptionError(name, str(key), known)
-    arguments(name, taken, {key: value for key, value in given.items() if key not in others})
+    arguments(name, accepted, {key: value for key, value in given.items() if key not in others})
 
 
 MOST_SLOTS: Final = MOST_BUILT
@@ -151,35 +151,35 @@ def generate(
     >>> schedule.stages, schedule.stage_to_rank
     (4, (0, 1, 0, 1))
     """
-    taken = arguments(name, _own(name), given)
+    values = arguments(name, _family_options(name), given)
     if name == "custom":
         if checkpoint != "never":
             message = "a custom order has its own recompute actions (0R3)"
             raise InputError(f"{message}; the option checkpoint is not for it")
-        return custom(ranks, micro_batches, chunks, **taken)
+        return custom(ranks, micro_batches, chunks, **values)
     chunks = default_chunks(name) if chunks is None else chunks
     for option, size in (("ranks", ranks), ("micro_batches", micro_batches), ("chunks", chunks)):
         whole(name, option, size)
     slots = (ranks or 1) * (micro_batches or 1) * chunks
     if slots > MOST_SLOTS:
-        shown = f"{ranks:,} ranks of {chunks:,} stages with {micro_batches:,} micro-batches"
-        raise InputError(f"{shown} are {slots:,} forwards; there may be {MOST_SLOTS:,}")
+        text = f"{ranks:,} ranks of {chunks:,} stages with {micro_batches:,} micro-batches"
+        raise InputError(f"{text} are {slots:,} forwards; there may be {MOST_SLOTS:,}")
     sizes = {"ranks": ranks, "micro_batches": micro_batches}
     if _has_chunks(name):
         sizes["chunks"] = chunks
     elif chunks != 1:
-        several = ", ".join(known for known, _ in schedules() if _has_chunks(known))
+        several = ", ".join(other for other, _ in schedules() if _has_chunks(other))
         raise MisfitError(
             f"{name} has one stage a rank, not {chunks} chunks; with several chunks: {several}",
             reason=f"{name} has one stage a rank",
         )
-    made = _family(name)(**sizes, **taken)
-    if not isinstance(made, Schedule):
-        raise InputError(f"the pipeline schedule {name!r} should return a Schedule, not {made!r:.60}")
-    return with_recompute(made, checkpoint)
+    schedule = _family(name)(**sizes, **values)
+    if not isinstance(schedule, Schedule):
+        raise InputError(f"the pipeline schedule {name!r} should return a Schedule, not {schedule!r:.60}")
+    return with_recompute(schedule, checkpoint)
 
 
-def _own(name: str) -> dict[str, Parameter]:
+def _family_options(name: str) -> dict[str, Parameter]:
     """Return the parameters of a family that are its options."""
     return {key: p for key, p in parameters(_family(name)).items() if key not in _SIZES}
 

@@ -482,11 +482,11 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
     >>> schedule.meta["weight_versions"]
     (2, 2, 2, 1)
     """
-    given = (1,) * ranks if replicas is None else replicas
-    counts = tuple(whole("pipedream", "replicas", count) for count in given)
+    per_stage = (1,) * ranks if replicas is None else replicas
+    counts = tuple(whole("pipedream", "replicas", count) for count in per_stage)
     if sum(counts) != ranks:
-        shown = f"{'+'.join(map(str, counts)) or 'none'} = {sum(counts)}, ranks {ranks}"
-        raise InputError(f"pipedream's replicas must add up to the ranks: {shown}")
+        text = f"{'+'.join(map(str, counts)) or 'none'} = {sum(counts)}, ranks {ranks}"
+        raise InputError(f"pipedream's replicas must add up to the ranks: {text}")
     first = [0, *accumulate(counts)]
     programs, warm_ups = [], []
     for stage, replicated in enumerate(counts):
@@ -507,7 +507,7 @@ def pipedream(ranks: int, micro_batches: int, *, replicas: Sequence[int] | None 
         "replicas": counts,
         "warm_up": tuple(warm_ups),
         "weight_versions": tuple(warm_up + 1 for warm_up in warm_ups),
-        "staleness": tuple(max(each, default=0) for each in staleness(schedule)),
+        "staleness": tuple(max(updates, default=0) for updates in staleness(schedule)),
     }
     return replace(schedule, meta=meta)
 
@@ -529,11 +529,11 @@ def staleness(schedule: Schedule) -> list[list[int]]:
     [[0, 1, 2, 2, 2], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]]
     """
     late: list[list[int]] = [[] for _ in range(schedule.ranks)]
-    for rank, own in enumerate(late):
+    for rank, delays in enumerate(late):
         version_of: dict[int, int] = {}  # what the F of a mini-batch saw
         for action in schedule.actions(rank):
             if action.phase == "F":
-                version_of[action.micro_batch] = len(own)
+                version_of[action.micro_batch] = len(delays)
             else:
-                own.append(len(own) - version_of[action.micro_batch])
+                delays.append(len(delays) - version_of[action.micro_batch])
     return late

@@ -81,21 +81,21 @@ class Dependencies:
             return [Action(self.stages - 1, "F", k - self.in_flight)] if k >= self.in_flight else []
         if phase == "W":
             return [Action(stage, "I", k)]
-        found = [Action(stage, "F", k)]
+        needs = [Action(stage, "F", k)]
         if phase != "R":
             if (recompute := Action(stage, "R", k)) in self.place:
-                found.append(recompute)
+                needs.append(recompute)
             if stage + 1 < self.stages:
                 split = Action(stage + 1, "I", k)
-                found.append(split if split in self.place else Action(stage + 1, "B", k))
-        return found
+                needs.append(split if split in self.place else Action(stage + 1, "B", k))
+        return needs
 
 
 # ----------------------------------------------------------------------------------------------------------
 
 _HALVES: tuple[Phase, Phase] = ("I", "W")
 
-_SHOWN = 12
+_MOST_SHOWN = 12
 """Most mistakes that a message lists before it counts the rest."""
 
 _NOBODY = -1
@@ -117,11 +117,11 @@ def validate(schedule: Schedule) -> None:
     >>> from policies.pipeline.registry import generate
     >>> validate(generate("zb-h1", ranks=4, micro_batches=8))
     """
-    found = problems(schedule)
-    if found:
-        shown = "".join(f"\n  - {problem}" for problem in found[:_SHOWN])
-        more = f"\n  - ... and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        raise InputError(f"the order of {schedule.name!r} is no schedule:{shown}{more}")
+    issues = problems(schedule)
+    if issues:
+        text = "".join(f"\n  - {problem}" for problem in issues[:_MOST_SHOWN])
+        more = f"\n  - ... and {len(issues) - _MOST_SHOWN} more" if len(issues) > _MOST_SHOWN else ""
+        raise InputError(f"the order of {schedule.name!r} is no schedule:{text}{more}")
     for _ in in_turn(schedule):
         pass
 
@@ -137,29 +137,29 @@ def problems(schedule: Schedule) -> list[str]:
     >>> problems(replace(good, programs=(good.programs[0][:1],)))
     ['0B0 is missing: rank 0 runs 0F0 and never its backward (0B0, or 0I0 and 0W0)']
     """
-    found: list[str] = []
+    issues: list[str] = []
     places: dict[Action, list[Place]] = {}
     for rank, program in enumerate(schedule.programs):
         for position, slot in enumerate(program):
             for action in slot.parts:
                 if problem := _out_of_range(schedule, action):
-                    found.append(f"rank {rank}, position {position}: {problem}")
+                    issues.append(f"rank {rank}, position {position}: {problem}")
                 else:
                     places.setdefault(action, []).append((rank, position))
     for action, where in places.items():
         if len(where) > 1:
             spots = ", ".join(f"rank {rank} position {position}" for rank, position in where)
-            found.append(f"{action} is doubled: it stands at {spots}")
+            issues.append(f"{action} is doubled: it stands at {spots}")
     for action, where in places.items():
         home = schedule.rank_of(action.stage, action.micro_batch)
-        why = f"micro-batch {action.micro_batch} of stage {action.stage} is on rank {home}"
+        reason = f"micro-batch {action.micro_batch} of stage {action.stage} is on rank {home}"
         for rank, position in where:
             if rank != home:
-                found.append(f"{action} is impossible on rank {rank} (position {position}): {why}")
+                issues.append(f"{action} is impossible on rank {rank} (position {position}): {reason}")
     for stage in range(schedule.stages):
         for k in range(schedule.micro_batches):
-            found += _incomplete(schedule, stage, k, places)
-    return found
+            issues += _incomplete(schedule, stage, k, places)
+    return issues
 
 
 def in_turn(schedule: Schedule) -> Iterator[tuple[int, Slot, list[Action]]]:
@@ -171,7 +171,7 @@ def in_turn(schedule: Schedule) -> Iterator[tuple[int, Slot, list[Action]]]:
         If no rank can go on.
     """
     depends = Dependencies(schedule)
-    made: set[Action] = set()
+    computed: set[Action] = set()
     done = [0] * schedule.ranks
     sleepers: dict[Action, list[int]] = {}
     awake = list(reversed(range(schedule.ranks)))
@@ -181,13 +181,13 @@ def in_turn(schedule: Schedule) -> Iterator[tuple[int, Slot, list[Action]]]:
         while done[rank] < len(program):
             slot = program[done[rank]]
             needs = depends.of(slot)
-            if not made.issuperset(needs):
-                missing = next(need for need in needs if need not in made)
+            if not computed.issuperset(needs):
+                missing = next(need for need in needs if need not in computed)
                 sleepers.setdefault(missing, []).append(rank)
                 break
             yield rank, slot, needs
             done[rank] += 1
-            made.update(slot.parts)
+            computed.update(slot.parts)
             for action in slot.parts:
                 if action in sleepers:
                     awake.extend(sleepers.pop(action))
@@ -211,22 +211,22 @@ def explain_deadlock(schedule: Schedule, done: Sequence[int]) -> str:
         One line per waiting rank, and the cycle of ranks that wait for each other.
     """
     depends = Dependencies(schedule)
-    made = {a for r, count in enumerate(done) for slot in schedule.programs[r][:count] for a in slot.parts}
+    ran = {a for r, count in enumerate(done) for slot in schedule.programs[r][:count] for a in slot.parts}
     waits: dict[int, int] = {}
     lines = [f"the order of {schedule.name!r} deadlocks, no rank can go on:"]
     for rank, count in enumerate(done):
         if count == len(schedule.programs[rank]):
             continue
         slot = schedule.programs[rank][count]
-        need = next(n for n in depends.of(slot) if n not in made)
-        on, at = depends.place.get(need, (_NOBODY, 0))
-        waits[rank] = on
-        where = f" of rank {on} (position {at})"
-        if on == _NOBODY:
+        need = next(n for n in depends.of(slot) if n not in ran)
+        owner, position = depends.place.get(need, (_NOBODY, 0))
+        waits[rank] = owner
+        where = f" of rank {owner} (position {position})"
+        if owner == _NOBODY:
             where = ", which no rank runs"
-        elif on == rank:
-            later = f"later on the same rank (position {at})"
-            where = f", which stands {'in the same slot' if at == count else later}"
+        elif owner == rank:
+            later = f"later on the same rank (position {position})"
+            where = f", which stands {'in the same slot' if position == count else later}"
         lines.append(f"  rank {rank} waits at position {count} with {slot} for {need}{where}")
     return "\n".join([*lines, f"  {_circle(waits)}"])
 
@@ -246,12 +246,12 @@ def _circle(waits: dict[int, int]) -> str:
 
 
 def _out_of_range(schedule: Schedule, action: Action) -> str | None:
-    for what, these, number, size in (
+    for noun, these, number, size in (
         ("stage", "stages", action.stage, schedule.stages),
         ("micro-batch", "they", action.micro_batch, schedule.micro_batches),
     ):
         if not 0 <= number < size:
-            return f"{action} is impossible: there is no {what} {number}, {these} are 0..{size - 1}"
+            return f"{action} is impossible: there is no {noun} {number}, {these} are 0..{size - 1}"
     return None
 
 

@@ -129,28 +129,28 @@ def zb_auto(
     whole("zb-auto", "transfer", transfer, least=0)
     stages = ranks * chunks
 
-    def per_stage(option: str, given: int | Sequence[int], least: int = 0) -> tuple[int, ...]:
-        each = one_a_stage(given, stages, f"numbers of {option}")
-        return tuple(whole("zb-auto", option, number, least=least) for number in each)
+    def per_stage(option: str, values: int | Sequence[int], least: int = 0) -> tuple[int, ...]:
+        numbers = one_a_stage(values, stages, f"numbers of {option}")
+        return tuple(whole("zb-auto", option, number, least=least) for number in numbers)
 
     if in_flight is not None and limit is not None:
         raise InputError("in_flight and limit both say what a rank may hold; give one of them")
-    held = kept if isinstance(kept, Mapping) else {"backward": kept}
-    sizes = per_stage("kept", held.get("backward", 1), least=1)
+    amounts = kept if isinstance(kept, Mapping) else {"backward": kept}
+    sizes = per_stage("kept", amounts.get("backward", 1), least=1)
     in_flight = whole("zb-auto", "in_flight", stages if in_flight is None else in_flight)
     limit = whole("zb-auto", "limit", in_flight * max(sizes) if limit is None else limit)
-    left = per_stage("kept", held.get("weight_grad", sizes))
-    if any(part > size for part, size in zip(left, sizes, strict=True)):
+    remaining = per_stage("kept", amounts.get("weight_grad", sizes))
+    if any(part > size for part, size in zip(remaining, sizes, strict=True)):
         raise InputError("what W reads is a part of what is kept and cannot exceed it")
     phases = {"forward": forward, "input_grad": input_grad, "weight_grad": weight_grad}
-    times = [per_stage(name, given) for name, given in phases.items()]
+    times = [per_stage(name, time) for name, time in phases.items()]
     problem = ZeroBubbleProblem(
         ranks=ranks,
         chunks=chunks,
         micro_batches=micro_batches,
-        times=tuple(StageTimes(**dict(zip(phases, each, strict=True))) for each in zip(*times, strict=True)),
+        times=tuple(StageTimes(**dict(zip(phases, row, strict=True))) for row in zip(*times, strict=True)),
         transfer=transfer,
-        held=tuple(StageActivations(full, part) for full, part in zip(sizes, left, strict=True)),
+        held=tuple(StageActivations(full, part) for full, part in zip(sizes, remaining, strict=True)),
         limit=limit,
         objective=objective,
     )
@@ -172,22 +172,22 @@ def _search(problem: ZeroBubbleProblem, *, with_fixed: bool) -> Schedule:
     InfeasibleError
         If the search finds no order within the memory limit and no fixed order fits.
     """
-    found: list[Schedule] = []
+    schedules: list[Schedule] = []
     for search in greedy_searches(problem):
         try:
-            found.append(_schedule(problem, search()))
+            schedules.append(_schedule(problem, search()))
         except InfeasibleError as error:
             failure = error
-    if with_fixed or not found:
-        found += _fixed_that_fit(problem)
-    if not found:
+    if with_fixed or not schedules:
+        schedules += _fixed_that_fit(problem)
+    if not schedules:
         raise failure
-    value, _, best = min((cost(problem, schedule), i, schedule) for i, schedule in enumerate(found))
-    least = least_cost(problem)
+    value, _, best = min((cost(problem, schedule), i, schedule) for i, schedule in enumerate(schedules))
+    bound = least_cost(problem)
     if with_fixed and sum(map(len, best.programs)) <= MOST_ACTIONS:
-        best = _schedule(problem, anneal(problem, best.programs, least))
+        best = _schedule(problem, anneal(problem, best.programs, bound))
         value = cost(problem, best)
-    return replace(best, meta=_describe(value, least))
+    return replace(best, meta=_describe(value, bound))
 
 
 def _describe(value: int, bound: int) -> dict[str, Any]:
@@ -226,13 +226,13 @@ MOST_ACTIONS: Final = 256
 _MOST_TRIES: Final = 400
 """Changes tried per action of a schedule with few actions, ..."""
 
-_TIMED: Final = 4_000_000
+_MOST_EVALUATIONS: Final = 4_000_000
 """... and fewer for many actions, to take about a second: changes times actions is at most this."""
 
 _RUNS: Final = 3
 """So many times they are tried, each time from the first order, if none before reaches the bound."""
 
-_WORSE: Final = 0.6
+_START_TEMPERATURE: Final = 0.6
 """Fraction of an action by which an order may be longer to be accepted at first with probability 1/e."""
 
 _UNKNOWN: Final = -1
@@ -263,23 +263,23 @@ class Annealing:
         """Return the end of each action, then 0 for actions without input; None: the ranks deadlock."""
         total = len(self.actions)
         ends = [_UNKNOWN] * total + [0]
-        at, free, left = [0] * len(order), [0] * len(order), total
+        position, free, remaining = [0] * len(order), [0] * len(order), total
         ranks = list(range(len(order)))
-        while left:
-            before = left
+        while remaining:
+            before = remaining
             for rank in ranks:
-                program, k, now = order[rank], at[rank], free[rank]
+                program, k, now = order[rank], position[rank], free[rank]
                 while k < len(program):
                     action = program[k]
-                    there = ends[self.input[action]]
-                    if there == _UNKNOWN:
+                    arrival = ends[self.input[action]]
+                    if arrival == _UNKNOWN:
                         break
-                    now = max(now, there + self.lag[action]) + self.duration[action]
+                    now = max(now, arrival + self.lag[action]) + self.duration[action]
                     ends[action] = now
                     k += 1
-                left -= k - at[rank]
-                at[rank], free[rank] = k, now
-            if left == before:
+                remaining -= k - position[rank]
+                position[rank], free[rank] = k, now
+            if remaining == before:
                 return None
             ranks.reverse()
         return ends
@@ -295,8 +295,8 @@ class Annealing:
         path, action = [], order[slowest][-1]
         while action < len(self.actions):
             path.append(action)
-            start, here = ends[action] - self.duration[action], before.get(action)
-            action = here if here is not None and ends[here] == start else self.input[action]
+            start, previous = ends[action] - self.duration[action], before.get(action)
+            action = previous if previous is not None and ends[previous] == start else self.input[action]
         return path
 
     def move_action(
@@ -306,23 +306,23 @@ class Annealing:
 
         A critical action mostly moves to the start or end of its block, or beyond, since only that can help.
         """
-        here = program.index(action)
-        first, last = here, here + 1
+        index = program.index(action)
+        first, last = index, index + 1
         if action in path and rng.random() < 0.8:
             while first > 1 and program[first - 1] in path and self._follows(program, first, ends):
                 first -= 1
             while last < len(program) and program[last] in path and self._follows(program, last, ends):
                 last += 1
-            if first == here:  # it starts its block: beyond that
+            if first == index:  # it starts its block: beyond that
                 first -= 1
-            if last == here + 1:  # it ends its block
+            if last == index + 1:  # it ends its block
                 last += 1
-            then = here + 1
+            then = index + 1
         else:
-            then = here + rng.choice((1, 1, 1, 2, 3))
+            then = index + rng.choice((1, 1, 1, 2, 3))
             far = 1 + int(rng.expovariate(0.7))
-            first, last = max(1, here - far), then + far
-        cut = (first, here, then) if rng.random() < 0.5 else (here, then, last)
+            first, last = max(1, index - far), then + far
+        cut = (first, index, then) if rng.random() < 0.5 else (index, then, last)
         if not 0 < cut[0] < cut[1] < cut[2] <= len(program):
             return None  # the first F stays where it is
         back, forth = program[cut[0] : cut[1]], program[cut[1] : cut[2]]
@@ -332,12 +332,12 @@ class Annealing:
         fits = max(accumulate(self.memory[k] for k in new)) <= self.problem.limit
         return new if fits else None
 
-    def _follows(self, program: Sequence[int], place: int, ends: Sequence[int]) -> bool:
+    def _follows(self, program: Sequence[int], index: int, ends: Sequence[int]) -> bool:
         """Return whether an action starts when the previous one on its rank ends."""
-        return ends[program[place - 1]] == ends[program[place]] - self.duration[program[place]]
+        return ends[program[index - 1]] == ends[program[index]] - self.duration[program[index]]
 
 
-def anneal(problem: ZeroBubbleProblem, programs: Programs, least: int) -> Programs:
+def anneal(problem: ZeroBubbleProblem, programs: Programs, bound: int) -> Programs:
     """Return the best order found from a good one, deterministically.
 
     Parameters
@@ -345,33 +345,33 @@ def anneal(problem: ZeroBubbleProblem, programs: Programs, least: int) -> Progra
     problem : ZeroBubbleProblem
     programs : Programs
         An order within the memory limit.
-    least : int
+    bound : int
         Lower bound; the search ends when an order reaches it.
     """
-    of = Annealing(problem)
-    found = first = [[of.number[slot.parts[0]] for slot in program] for program in programs]
-    begun = of.ends(first)
+    search = Annealing(problem)
+    best_order = first = [[search.number[slot.parts[0]] for slot in program] for program in programs]
+    begun = search.ends(first)
     assert begun is not None, "a schedule can run"
-    best, n = of.cost(first, begun), len(of.actions)
-    tries, worse = min(_MOST_TRIES * n, _TIMED // n), _WORSE * sum(of.duration) / n
+    best, n = search.cost(first, begun), len(search.actions)
+    tries, worse = min(_MOST_TRIES * n, _MOST_EVALUATIONS // n), _START_TEMPERATURE * sum(search.duration) / n
     for seed, k in product(range(_RUNS), range(tries)):
-        if best <= least:
+        if best <= bound:
             break
         if not k:
             order, ends, rng = first, begun, Random(seed)
-            cost, path = of.cost(order, ends), of.critical(order, ends)
+            cost, path = search.cost(order, ends), search.critical(order, ends)
         action = rng.choice(path) if rng.random() < 0.8 else rng.randrange(n)
-        rank = of.rank[action]
-        new = of.move_action(order[rank], action, ends, path, rng)
+        rank = search.rank[action]
+        new = search.move_action(order[rank], action, ends, path, rng)
         if new is None:
             continue
         changed = [*order[:rank], new, *order[rank + 1 :]]
-        then = of.ends(changed)
+        then = search.ends(changed)
         if then is None:
             continue
-        there = of.cost(changed, then)
-        if there <= cost or rng.random() < exp((cost - there) / (worse * (1 - k / tries) or 1)):
-            order, ends, cost, path = changed, then, there, of.critical(changed, then)
+        changed_cost = search.cost(changed, then)
+        if changed_cost <= cost or rng.random() < exp((cost - changed_cost) / (worse * (1 - k / tries) or 1)):
+            order, ends, cost, path = changed, then, changed_cost, search.critical(changed, then)
             if cost < best:
-                best, found = cost, order
-    return tuple(tuple(of.actions[k] for k in program) for program in found)
+                best, best_order = cost, order
+    return tuple(tuple(search.actions[k] for k in program) for program in best_order)

@@ -325,7 +325,7 @@ def _learn(problem: ZeroBubbleProblem, before_forward: bool, before_leg_2: bool)
     best = _VSearch(problem, before_forward, before_leg_2, [0] * problem.ranks).run()
     while True:
         try:
-            slack = [best.longest_bubble - own for own in best.bubble]
+            slack = [best.longest_bubble - bubble for bubble in best.bubble]
             again = _VSearch(problem, before_forward, before_leg_2, slack).run()
         except InfeasibleError:
             break
@@ -404,8 +404,8 @@ class _VSearch(GreedyRanks):
     def _is_behind(self, rank: int) -> bool:
         """Return whether `rank` has run fewer forwards than the rank above it."""
         above = rank - 1
-        own = self.count(0, rank) + self.count(1, rank)
-        return own < self.count(0, above) + self.count(1, above) or (
+        forwards = self.count(0, rank) + self.count(1, rank)
+        return forwards < self.count(0, above) + self.count(1, above) or (
             self.count(1, rank) <= self.count(1, above) < self.problem.micro_batches
         )
 

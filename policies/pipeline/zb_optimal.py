@@ -81,14 +81,14 @@ class ZeroBubbleProblem:
 
     @cached_property
     def durations(self) -> dict[str, list[int]]:
-        return {phase: [each.of(phase) for each in self.times] for phase in "FIW"}
+        return {phase: [stage.of(phase) for stage in self.times] for phase in "FIW"}
 
     @cached_property
     def memory_changes(self) -> dict[str, list[int]]:
         return {
-            "F": [each.full for each in self.held],
-            "I": [each.kept - each.full for each in self.held],
-            "W": [-each.kept for each in self.held],
+            "F": [stage.full for stage in self.held],
+            "I": [stage.kept - stage.full for stage in self.held],
+            "W": [-stage.kept for stage in self.held],
         }
 
     def duration(self, stage: int, phase: str) -> int:
@@ -133,8 +133,8 @@ def input_of(problem: ZeroBubbleProblem, action: Action) -> Action | None:
 
 def lag_of(problem: ZeroBubbleProblem, action: Action) -> int:
     """Return the transfer time of an action's input."""
-    need, place = input_of(problem, action), problem.placement
-    return problem.transfer if need is not None and place[need.stage] != place[action.stage] else 0
+    need, rank_of = input_of(problem, action), problem.placement
+    return problem.transfer if need is not None and rank_of[need.stage] != rank_of[action.stage] else 0
 
 
 def least_cost(problem: ZeroBubbleProblem) -> int:
@@ -142,13 +142,13 @@ def least_cost(problem: ZeroBubbleProblem) -> int:
     first, ends, stages = first_starts(problem), dict[Action, int](), range(len(problem.times))
     work = list(first)
     phases: tuple[tuple[Phase, Sequence[int]], ...] = (("F", stages), ("I", stages[::-1]), ("W", stages))
-    for action in (Action(stage, phase, 0) for phase, each in phases for stage in each):
+    for action in (Action(stage, phase, 0) for phase, order in phases for stage in order):
         need, ns = input_of(problem, action), problem.duration(action.stage, action.phase)
         ends[action] = ns + (0 if need is None else ends[need] + lag_of(problem, action))
         work[problem.placement[action.stage]] += problem.micro_batches * ns
-    until = [(problem.placement[action.stage], end) for action, end in ends.items()]
+    rank_ends = [(problem.placement[action.stage], end) for action, end in ends.items()]
     return max(
-        end - (first[r] if problem.objective == "span" else 0) for r, end in (*until, *enumerate(work))
+        end - (first[r] if problem.objective == "span" else 0) for r, end in (*rank_ends, *enumerate(work))
     )
 
 
@@ -194,41 +194,41 @@ def optimal_programs(
         for rank, program in enumerate(hint.programs):
             for slot, begins in zip(program, run.starts[rank], strict=True):
                 times.suppose(start[slot.parts[0]], begins)
-    found = least(times, time_limit_ns)
-    if found.values is None and hint is not None:
-        return hint.programs, cost(problem, hint), found.bound_ns
-    if found.values is None and found.finished:
+    solved = least(times, time_limit_ns)
+    if solved.values is None and hint is not None:
+        return hint.programs, cost(problem, hint), solved.bound_ns
+    if solved.values is None and solved.finished:
         raise InfeasibleError(
             f"no order fits: the memory limit {problem.limit} is too small; raise in_flight or limit"
         )
-    if found.values is None:
+    if solved.values is None:
         raise InfeasibleError(
             f"no order found in {format_duration(time_limit_ns)}; raise time_limit, or use solver: greedy"
         )
     by_rank: list[list[tuple[int, Action]]] = [[] for _ in range(problem.ranks)]
     for action, variable in start.items():
-        by_rank[problem.placement[action.stage]].append((found.values(variable), action))
-    programs = tuple(tuple(action for _, action in sorted(own)) for own in by_rank)
-    return programs, found.values(LONGEST), found.bound_ns
+        by_rank[problem.placement[action.stage]].append((solved.values(variable), action))
+    programs = tuple(tuple(action for _, action in sorted(starts)) for starts in by_rank)
+    return programs, solved.values(LONGEST), solved.bound_ns
 
 
 def _constrain(times: ScheduleProblem, problem: ZeroBubbleProblem) -> dict[Action, Time]:
     """State the constraints, and the longest time by the objective; return the start of each action."""
-    first, place = first_starts(problem), problem.placement
+    first, rank_of = first_starts(problem), problem.placement
     start = {a: times.time(str(a)) for a in all_actions(problem)}
     end = {a: begin + problem.duration(a.stage, a.phase) for a, begin in start.items()}
     for action, begin in start.items():
         stage, phase, k = action
-        times.occupy(place[stage], begin, problem.duration(stage, phase))
-        at = begin if phase == "F" else end[action]
-        times.change(("memory", place[stage]), at, problem.memory_change(stage, phase))
+        times.occupy(rank_of[stage], begin, problem.duration(stage, phase))
+        time = begin if phase == "F" else end[action]
+        times.change(("memory", rank_of[stage]), time, problem.memory_change(stage, phase))
         if (need := input_of(problem, action)) is not None:
             times.after(begin, end[need] + lag_of(problem, action))
         if k:
             times.after(begin, end[action._replace(micro_batch=k - 1)])
-    for action, until in end.items():
+    for action, stop in end.items():
         if action.micro_batch == problem.micro_batches - 1:  # the last one ends each phase
-            times.after(LONGEST, until - (first[place[action.stage]] if problem.objective == "span" else 0))
+            times.after(LONGEST, stop - (first[rank_of[action.stage]] if problem.objective == "span" else 0))
     for rank, earliest in enumerate(first):
         times.capacity[rank] = 1
         times.last(earliest, 0, start[Action(rank, "F", 0)])

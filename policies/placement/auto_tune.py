@@ -134,7 +134,7 @@ class AutoTune(Placement):
         return makespan_ns
 
 
-_KNOWN: Final = 10_000
+_MOST_REPEATS: Final = 10_000
 """Moves in a row to placements already tried after which the search ends, whatever its budget."""
 
 
@@ -151,7 +151,7 @@ class _Search:
         self.refused: RunError | None = None
         self.best: tuple[int, list[int]] | None = None
 
-    def try_placement(self, what: str, placement: list[int]) -> int | None:
+    def try_placement(self, name: str, placement: list[int]) -> int | None:
         """Try a placement and return its makespan; None: it cannot run."""
         self.seen.add(tuple(placement))
         try:
@@ -160,7 +160,7 @@ class _Search:
             makespan, self.refused = None, error
         if makespan is not None and (self.best is None or makespan < self.best[0]):
             self.best = makespan, placement
-        self.trajectory.append(Tried(what, makespan, None if self.best is None else self.best[0]))
+        self.trajectory.append(Tried(name, makespan, None if self.best is None else self.best[0]))
         return makespan
 
     def walk(self, budget: int, rng: random.Random) -> None:
@@ -169,14 +169,14 @@ class _Search:
             return
         now_ns, now = self.best
         threshold = now_ns // 50  # 2 % worse is tolerated at first
-        moves = known = 0
-        while len(self.trajectory) < budget and moves < 20 * budget and known < _KNOWN:
-            what, placement = self._move(now, rng)
-            moves, known = moves + 1, known + 1
+        moves = repeats = 0
+        while len(self.trajectory) < budget and moves < 20 * budget and repeats < _MOST_REPEATS:
+            name, placement = self._move(now, rng)
+            moves, repeats = moves + 1, repeats + 1
             if tuple(placement) in self.seen:
                 continue
-            known = 0
-            makespan = self.try_placement(what, placement)
+            repeats = 0
+            makespan = self.try_placement(name, placement)
             allowed = threshold * (budget - len(self.trajectory)) // budget
             if makespan is not None and makespan <= now_ns + allowed:
                 now_ns, now = makespan, placement
@@ -197,13 +197,13 @@ class _Search:
     def _piece(self, now: list[int], first: int, size: int) -> list[int]:
         """Return up to `size` groups on the device of `first` that are connected to it, nearest first."""
         problem = self.problem
-        found = {first: None}
+        piece = {first: None}
         queue = [first]
         for group in queue:
             for op in self.members[group]:
                 for other, _ in (*problem.producers[op], *problem.consumers[op]):
                     leader = problem.group_of[other]
-                    if len(found) < size and leader not in found and now[other] == now[first]:
-                        found[leader] = None
+                    if len(piece) < size and leader not in piece and now[other] == now[first]:
+                        piece[leader] = None
                         queue.append(leader)
-        return list(found)
+        return list(piece)

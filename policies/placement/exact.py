@@ -69,16 +69,16 @@ class Optimal(ListPlacement):
             If OR-tools is not installed.
         """
         best = Heft().schedule(problem)
-        times, start, on = _state_problem(problem, best)
-        found = least(times, self.time_limit_ns, self.workers, self.seed)
-        if found.values is not None:  # otherwise out of time before finding anything better
-            best = _schedule(problem, start, on, found.values)
+        times, start, literals = _state_problem(problem, best)
+        solved = least(times, self.time_limit_ns, self.workers, self.seed)
+        if solved.values is not None:  # otherwise out of time before finding anything better
+            best = _schedule(problem, start, literals, solved.values)
         fastest = (
             min(costs[d] for d in devices)
             for costs, devices in zip(problem.cost_ns, problem.devices_of, strict=True)
         )
         lanes = sum(device.lanes for device in problem.machine.devices)
-        bound_ns = max(found.bound_ns, -(-sum(fastest) // lanes))  # all lanes are always busy
+        bound_ns = max(solved.bound_ns, -(-sum(fastest) // lanes))  # all lanes are always busy
         if best.makespan_ns > bound_ns:
             limit, makespan, bound = map(format_duration, (self.time_limit_ns, best.makespan_ns, bound_ns))
             message = (
@@ -94,47 +94,47 @@ _On = list[dict[int, Any]]
 """For each op and device: what says that it is there."""
 
 
-def _state_problem(problem: Problem, known: ListSchedule) -> tuple[ScheduleProblem, list[Time], _On]:
+def _state_problem(problem: Problem, schedule: ListSchedule) -> tuple[ScheduleProblem, list[Time], _On]:
     """Return the constraints, with horizon and hints from a known feasible schedule."""
-    times = ScheduleProblem("searching for the optimal placement", known.makespan_ns)
+    times = ScheduleProblem("searching for the optimal placement", schedule.makespan_ns)
     start = [times.time(f"start {op}") for op in range(problem.n)]
     end = [times.time(f"end {op}") for op in range(problem.n)]
-    on = times.places(problem.devices_of, problem.group_of)
-    for op, own in enumerate(on):
+    literals = times.places(problem.devices_of, problem.group_of)
+    for op, choices in enumerate(literals):
         times.after(LONGEST, end[op])
-        for d, chosen in own.items():
+        for d, chosen in choices.items():
             times.last(start[op], problem.cost_ns[op][d], end[op], chosen)
             times.occupy(d, start[op], problem.cost_ns[op][d], chosen)
     for d, device in enumerate(problem.machine.devices):
         times.capacity[d] = device.lanes
-    for op, own in enumerate(on):
-        for b, there in own.items():
+    for op, choices in enumerate(literals):
+        for b, on_b in choices.items():
             for home, nbytes in problem.arrivals[op]:
-                times.add_delay(start[op], 0, problem.travel_ns(home, b, nbytes), there)
+                times.add_delay(start[op], 0, problem.travel_ns(home, b, nbytes), on_b)
         for producer, nbytes in problem.producers[op]:
             times.after(start[op], end[producer])
-            for (a, here), (b, there) in product(on[producer].items(), own.items()):
+            for (a, on_a), (b, on_b) in product(literals[producer].items(), choices.items()):
                 if delay := problem.travel_ns(a, b, nbytes):
-                    times.add_delay(start[op], end[producer], delay, here, there)
-    for op, (begin, placed) in enumerate(zip(known.start_ns, known.device, strict=True)):
+                    times.add_delay(start[op], end[producer], delay, on_a, on_b)
+    for op, (begin, placed) in enumerate(zip(schedule.start_ns, schedule.device, strict=True)):
         times.suppose(start[op], begin)
-        for d, chosen in on[op].items():
+        for d, chosen in literals[op].items():
             times.suppose(chosen, d == placed)
-    return times, start, on
+    return times, start, literals
 
 
 def _schedule(
-    problem: Problem, starts: list[Time], on: _On, value: Callable[[Time | Literal], int]
+    problem: Problem, starts: list[Time], literals: _On, value: Callable[[Time | Literal], int]
 ) -> ListSchedule:
     """Return a solution, with each op on the first lane that is free at its start."""
     start = [value(time) for time in starts]
-    device = [next(d for d, chosen in row.items() if chosen is None or value(chosen)) for row in on]
+    device = [next(d for d, chosen in row.items() if chosen is None or value(chosen)) for row in literals]
     end = [begin + problem.cost_ns[op][device[op]] for op, begin in enumerate(start)]
     free = [[0] * d.lanes for d in problem.machine.devices]
     lane = [0] * problem.n
     for op in sorted(range(problem.n), key=lambda op: (start[op], end[op], problem.topological_rank[op])):
         lanes = free[device[op]]
-        lane[op] = next(k for k, until in enumerate(lanes) if until <= start[op])
+        lane[op] = next(k for k, free_ns in enumerate(lanes) if free_ns <= start[op])
         lanes[lane[op]] = end[op]
     return ListSchedule(device, lane, start, end)
 
@@ -233,9 +233,9 @@ def _edges(problem: Problem, a: int, b: int) -> Iterator[tuple[int, int, int]]:
     """Yield (tail, head, cost); every cut between nodes 0 (device `a`) and 1 (`b`) is a placement."""
     graph = problem.graph
     for op in range(problem.n):
-        here, node = problem.devices_of[op], 2 + problem.group_of[op]
-        yield _A, node, problem.cost_ns[op][b] if b in here else NEVER
-        yield node, _B, problem.cost_ns[op][a] if a in here else NEVER
+        devices, node = problem.devices_of[op], 2 + problem.group_of[op]
+        yield _A, node, problem.cost_ns[op][b] if b in devices else NEVER
+        yield node, _B, problem.cost_ns[op][a] if a in devices else NEVER
     consumers, producer = graph.consumers.lists(), graph.tensor_producer.tolist()
     home = input_devices(graph, problem.machine).tolist()
     for tensor, nbytes in enumerate(graph.tensor_nbytes.tolist()):

@@ -116,8 +116,8 @@ class ListSchedule(Placement):
 
     def order(self, job: Job) -> Sequence[int]:
         """Return the ops by start, then end, then topological position."""
-        place = np.argsort(job.graph.topological_order).tolist()
-        return sorted(range(len(place)), key=lambda op: (self.start_ns[op], self.end_ns[op], place[op]))
+        position = np.argsort(job.graph.topological_order).tolist()
+        return sorted(range(len(position)), key=lambda op: (self.start_ns[op], self.end_ns[op], position[op]))
 
     def assign(self, job: Job) -> Sequence[int]:
         """Return the lane of every op as its stream."""
@@ -160,18 +160,18 @@ class PartialSchedule:
         """
         problem = self.problem
         fixed = problem.placed[op] if problem.placed else self._device_of_group.get(problem.group_of[op])
-        found = []
+        slots = []
         for d in problem.devices_of[op] if fixed is None else [fixed]:
             ready = self._inputs_there_ns(op, d)
             if ready < NEVER:
                 cost = problem.cost_ns[op][d]
                 start, lane = self._timelines[d].earliest(ready, cost)
-                found.append(Slot(start + cost, d, start, lane))
-        if not found:
+                slots.append(Slot(start + cost, d, start, lane))
+        if not slots:
             name = problem.graph.op_names[op]
             message = f"no links lead from the inputs of op {name!r} to a device that can run it"
             raise InfeasibleError(message).about(name)
-        return found
+        return slots
 
     def _inputs_there_ns(self, op: int, device: int) -> int:
         problem = self.problem
@@ -179,8 +179,8 @@ class PartialSchedule:
         for home, nbytes in problem.arrivals[op]:
             ready = max(ready, problem.travel_ns(home, device, nbytes))
         for producer, nbytes in problem.producers[op]:
-            there = self._end[producer] + problem.travel_ns(self._device[producer], device, nbytes)
-            ready = max(ready, there)
+            arrival = self._end[producer] + problem.travel_ns(self._device[producer], device, nbytes)
+            ready = max(ready, arrival)
         return ready
 
     def put(self, op: int, slot: Slot) -> None:
@@ -297,20 +297,20 @@ class Cpop(ListPlacement):
         builder = PartialSchedule(problem)
         for op in least_first(problem.graph.dag(), [-p for p in priority]):
             slots = builder.slots(op)
-            here = [slot for slot in slots if slot.device == device] if op in on_path else []
-            builder.put(op, min(here or slots))
+            preferred = [slot for slot in slots if slot.device == device] if op in on_path else []
+            builder.put(op, min(preferred or slots))
         return builder.schedule()
 
 
 def _critical_path(problem: Problem, up: list[Fraction]) -> list[int]:
     """Return the ops of the longest source-to-sink path of mean costs and travel times."""
     sources = [op for op in range(problem.n) if not problem.producers[op]]
-    at = max(sources, key=lambda op: (up[op], -op))
-    path = [at]
-    while problem.consumers[at]:
-        ways = [(problem.mean_travel_ns(nbytes) + up[c], -c) for c, nbytes in problem.consumers[at]]
-        at = -max(ways)[1]
-        path.append(at)
+    current = max(sources, key=lambda op: (up[op], -op))
+    path = [current]
+    while problem.consumers[current]:
+        ways = [(problem.mean_travel_ns(nbytes) + up[c], -c) for c, nbytes in problem.consumers[current]]
+        current = -max(ways)[1]
+        path.append(current)
     return path
 
 

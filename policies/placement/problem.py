@@ -75,8 +75,8 @@ class Problem:
         self.n, self.n_devices = len(graph), len(machine.devices)
         executes = np.array([bool(device.workers) for device in machine.devices])
         paid = np.where(executes[:, None], issue_costs_by_kind(graph, machine), 0)[:, graph.kind_code]
-        known = np.array(cost_ns)
-        self.cost_ns: list[list[int]] = np.where(known == UNSET, UNSET, known + paid).T.tolist()
+        costs = np.array(cost_ns)
+        self.cost_ns: list[list[int]] = np.where(costs == UNSET, UNSET, costs + paid).T.tolist()
         self.group_of = colocation_groups(graph)
         choose = feasible_devices if placed is None else soft_devices
         self.devices_of = choose(graph, machine, cost_ns, self.group_of)
@@ -161,7 +161,7 @@ def colocation_groups(graph: Graph) -> list[int]:
     return merged_in_groups(graph, list(range(len(graph))), min)
 
 
-def merged_in_groups(graph: Graph, given: list[_T], merge: Callable[[_T, _T], _T]) -> list[_T]:
+def merged_in_groups(graph: Graph, initial: list[_T], merge: Callable[[_T, _T], _T]) -> list[_T]:
     """Return, for each op, the values of its group merged pairwise.
 
     Groups are merged in the order of ``ColocateAllNodes`` in the same file: an op joins the groups of its
@@ -175,7 +175,7 @@ def merged_in_groups(graph: Graph, given: list[_T], merge: Callable[[_T, _T], _T
     >>> merged_in_groups(b.build(), ["1", "2", "3"], lambda x, y: f"({x}{y})")
     ['((12)3)', '((12)3)', '((12)3)']
     """
-    leader, values = list(range(len(graph))), list(given)  # of a group: its least op
+    leader, values = list(range(len(graph))), list(initial)  # of a group: its least op
 
     def find(op: int) -> int:
         while leader[op] != op:
@@ -238,9 +238,9 @@ def feasible_devices(
         op = int(nowhere.argmax())
         group = [graph.op_names[k] for k in np.flatnonzero(leader == leader[op]).tolist()]
         names = ", ".join(group[:6]) + (", ..." if len(group) > 6 else "")
-        why = f"with what it is colocated with ({names})" if len(group) > 1 else "under its pin"
+        reason = f"with what it is colocated with ({names})" if len(group) > 1 else "under its pin"
         name = graph.op_names[op]
-        raise InfeasibleError(f"no device of the machine can run op {name!r} {why}").about(name)
+        raise InfeasibleError(f"no device of the machine can run op {name!r} {reason}").about(name)
     return [np.flatnonzero(column).tolist() for column in together.T]
 
 
@@ -264,11 +264,11 @@ def soft_devices(
     pins = [
         _Pin.of(graph.pins[code], kind_of) if code != UNSET else _Pin() for code in graph.pin_code.tolist()
     ]
-    alone = _fits(pins, machine)
+    single = _fits(pins, machine)
     merged = _fits(merged_in_groups(graph, pins, _Pin.merge), machine)
     together = _with_group(able, np.array(group_of))
     chosen = able
-    for better in (able & alone, together, together & merged):
+    for better in (able & single, together, together & merged):
         chosen = np.where(better.any(axis=0), better, chosen)
     return [np.flatnonzero(column).tolist() for column in chosen.T]
 

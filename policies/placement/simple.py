@@ -158,8 +158,8 @@ class DeviceKind(Placement):
         """
         group_of = colocation_groups(graph)
         choices = (soft_devices if self.soft else feasible_devices)(graph, machine, cost_ns, group_of)
-        place = {kind: k for k, kind in reversed([*enumerate(self.preference)])}
-        rank = [place.get(device.kind, len(place)) for device in machine.devices]
+        order_of = {kind: k for k, kind in reversed([*enumerate(self.preference)])}
+        rank = [order_of.get(device.kind, len(order_of)) for device in machine.devices]
         first = [min(devices, key=lambda d: (rank[d], d)) for devices in choices]
         return self._follow(graph, group_of, choices, first)
 
@@ -173,9 +173,9 @@ class DeviceKind(Placement):
 
         def put(op: int, liked: set[int]) -> None:
             """Put an op where its group is, else on the one liked device, else leave it where it is."""
-            for there in ({of_group.get(group_of[op], UNSET)}, liked):
-                if len(there) == 1 and there <= set(choices[op]):
-                    device[op] = there.pop()
+            for devices in ({of_group.get(group_of[op], UNSET)}, liked):
+                if len(devices) == 1 and devices <= set(choices[op]):
+                    device[op] = devices.pop()
                     break
             of_group.setdefault(group_of[op], device[op])
 

@@ -159,7 +159,7 @@ class Step:
 
 
 _KINDS: Final[dict[str, Any]] = {
-    each.name: each.default_factory for each in fields(Step) if callable(each.default_factory)
+    entry.name: entry.default_factory for entry in fields(Step) if callable(entry.default_factory)
 }
 
 
@@ -171,13 +171,13 @@ def next_step(batcher: Batcher, now_ns: int) -> Step:
     InputError
         It is filled with something else than a step has, or computes tokens that a request does not have.
     """
-    step, whose = Step(), f"{type(batcher).__name__}.fill"
+    step, method = Step(), f"{type(batcher).__name__}.fill"
     batcher.fill(step)
     for name, kind in _KINDS.items():
-        if not isinstance(given := getattr(step, name), kind):
-            raise InputError(f"{whose}: the {name} of a step should be a {kind.__name__}, not {given!r:.60}")
+        if not isinstance(value := getattr(step, name), kind):
+            raise InputError(f"{method}: the {name} of a step should be a {kind.__name__}, not {value!r:.60}")
     if step.why not in QUEUE:
-        raise InputError(f"{whose}: `why` should be one of {', '.join(QUEUE[1:])}, not {step.why!r:.60}")
+        raise InputError(f"{method}: `why` should be one of {', '.join(QUEUE[1:])}, not {step.why!r:.60}")
     for request in step.preempted:
         request.whole = request.known + request.in_flight
         request.computed = request.drafts = request.sampled = 0
@@ -187,10 +187,10 @@ def next_step(batcher: Batcher, now_ns: int) -> Step:
     running = set(batcher.running)
     for request, count in step.tokens.items():
         drafts = step.drafts.get(request, 0)
-        most = request.left + request.in_flight + drafts if request in running else 0
-        if type(count) is not int or not 0 < count <= most:
-            what = f"{whose} gave {getattr(request, 'id', request)} {count!r} tokens"
-            raise InputError(f"{what}, " + (f"of {most} left" if most else "and it is not in `running`"))
+        limit = request.left + request.in_flight + drafts if request in running else 0
+        if type(count) is not int or not 0 < count <= limit:
+            problem = f"{method} gave {getattr(request, 'id', request)} {count!r} tokens"
+            raise InputError(f"{problem}, " + (f"of {limit} left" if limit else "and it is not in `running`"))
         step.contexts.append(request.computed)
         request.computed += count
         if request.computed >= request.prompt + request.outputs + request.in_flight:

@@ -53,11 +53,11 @@ class Static(Batcher):
             blocks = self.cache.blocks_for(self.max_model_len if self.whole else request.known)
             count = 0 if request.sampled else request.left  # a request just preempted has nothing left
             if blocks > self.cache.free - self.watermark:
-                why = "blocks"
+                reason = "blocks"
             elif len(self.running) >= self.max_num_seqs:
-                why = "seats"
+                reason = "seats"
             elif min(budget, count) <= 0 or (whole and count > budget):
-                why = "budget"
+                reason = "budget"
             else:
                 count = min(count, budget)
                 budget -= count
@@ -65,7 +65,7 @@ class Static(Batcher):
                 self.running.append(self.waiting.popleft())
                 step.tokens[request], step.hits[request] = count, 0
                 continue
-            step.why, step.head = why, request
+            step.why, step.head = reason, request
             return
 
 
@@ -101,15 +101,15 @@ class VllmV0(Static):
 
     def decoding(self, step: Step) -> list[Request]:
         """Return the requests that decode, in order of arrival; the last to arrive make room."""
-        left = deque(sorted(self.running, key=lambda request: request.arrival_ns))
-        kept, decoding = [], []
-        while left:
-            request = left.popleft()
+        pending = deque(sorted(self.running, key=lambda request: request.arrival_ns))
+        running, decoding = [], []
+        while pending:
+            request = pending.popleft()
             if not request.sampled:  # its prompt is not computed yet
-                kept.append(request)
+                running.append(request)
                 continue
             while not self.cache.free:
-                victim = left.pop() if left else request
+                victim = pending.pop() if pending else request
                 self.preempt(step, victim)
                 if victim is request:
                     break
@@ -117,8 +117,8 @@ class VllmV0(Static):
                 if self.cache.blocks_for(request.known) > len(request.blocks):
                     request.blocks += self.cache.take(1)
                 decoding.append(request)
-                kept.append(request)
-        self.running = kept
+                running.append(request)
+        self.running = running
         return decoding
 
 

@@ -102,20 +102,20 @@ class KvBlocks:
 
     def take(self, count: int) -> list[int]:
         """Return `count` blocks from the head of the free list, which must have them, without their keys."""
-        given = len(self.references)
-        taken = list(range(given, min(given + count, self.blocks)))
-        self.references += [1] * len(taken)
-        self.key += [None] * len(taken)
-        for _ in range(count - len(taken)):
+        used = len(self.references)
+        blocks = list(range(used, min(used + count, self.blocks)))
+        self.references += [1] * len(blocks)
+        self.key += [None] * len(blocks)
+        for _ in range(count - len(blocks)):
             block = self._free.popitem(last=False)[0]
             self.references[block] = 1
             if (key := self.key[block]) is not None:
                 self.key[block] = None
-                self._blocks[key] = tuple(each for each in self._blocks[key] if each != block)
+                self._blocks[key] = tuple(other for other in self._blocks[key] if other != block)
                 if not self._blocks[key]:
                     del self._blocks[key]
-            taken.append(block)
-        return taken
+            blocks.append(block)
+        return blocks
 
     def publish(self, block: int, key: int) -> None:
         """Set the key of a full block, by which it is found from now on."""

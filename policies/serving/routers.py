@@ -94,13 +94,13 @@ class PrefixAware(RequestRouter):
     def route(self, request: Request, loads: Sequence[int]) -> int:
         """Return the replica that knows most of the prompt, or else the least used or least loaded one."""
         keys = self.keys.of(request)[: request.prompt // self.block_size]
-        least, most = min(loads), max(loads)
-        if most - least > self.imbalance[0] and most > self.imbalance[1] * least:
-            chosen = loads.index(least)
+        lowest, highest = min(loads), max(loads)
+        if highest - lowest > self.imbalance[0] and highest > self.imbalance[1] * lowest:
+            chosen = loads.index(lowest)
         else:
-            known = [sum(1 for _ in takewhile(sent.__contains__, keys)) for sent in self.sent]
-            chosen = known.index(max(known))
-            if known[chosen] * self.block_size <= self.threshold * request.prompt:
+            matches = [sum(1 for _ in takewhile(sent.__contains__, keys)) for sent in self.sent]
+            chosen = matches.index(max(matches))
+            if matches[chosen] * self.block_size <= self.threshold * request.prompt:
                 sizes = [len(sent) for sent in self.sent]
                 chosen = sizes.index(min(sizes))
         self.sent[chosen].update(keys)

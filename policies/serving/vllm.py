@@ -79,8 +79,8 @@ class Vllm019(Batcher):
             raise InputError("has no effect without num_speculative_tokens", path=("draft_model",))
         self.by_rank = self.scheduling_policy == "priority"
         self.look_ahead = self.num_speculative_tokens if self.draft_model else 0
-        asked = self.async_scheduling
-        self.ahead = int(not self.num_speculative_tokens if asked is None else asked)
+        overlap = self.async_scheduling
+        self.ahead = int(not self.num_speculative_tokens if overlap is None else overlap)
 
     def begin(self, cache: KvBlocks, max_model_len: int) -> None:
         """Serve from a cache that is empty."""
@@ -135,9 +135,9 @@ class Vllm019(Batcher):
                 count = longest - computed
             if count <= 0:
                 continue
-            until = computed + count
-            if until + look_ahead > len(request.blocks) * size:
-                while not self._reserve(request, until + look_ahead):
+            end = computed + count
+            if end + look_ahead > len(request.blocks) * size:
+                while not self._reserve(request, end + look_ahead):
                     victim = max(running, key=_victim) if self.by_rank else running[-1]
                     index -= running.index(victim) < index
                     budget += tokens.pop(victim, 0)
@@ -146,11 +146,11 @@ class Vllm019(Batcher):
                     self.preempt(step, victim)
                     if victim is request:
                         return budget
-            if until // size > request.published:
-                self._publish(request, min(until, known))
+            if end // size > request.published:
+                self._publish(request, min(end, known))
             if request.drafts:
-                if until > known:
-                    step.drafts[request] = until - known
+                if end > known:
+                    step.drafts[request] = end - known
                 request.drafts = 0
             tokens[request] = count
             budget -= count
@@ -183,9 +183,9 @@ class Vllm019(Batcher):
                     request.lost = self.cache.count_lost(keys[len(hits) :]) * size
                 if self.draft_model == "eagle":
                     hits = hits[:-1]
-            found = request.computed or len(hits) * size
+            cached = request.computed or len(hits) * size
             remote = request.remote and request.pulled_ns is None
-            count = request.known - found
+            count = request.known - cached
             if not remote:
                 count = min(count, self.long_prefill_token_threshold or count)
                 if not self.enable_chunked_prefill and count > budget:
@@ -193,19 +193,19 @@ class Vllm019(Batcher):
                 count = min(count, budget)
             if self.scheduler_reserve_full_isl and self._missing(request, request.known, hits) is None:
                 return "blocks"
-            if not self._reserve(request, found + count + (0 if fresh else self.look_ahead), hits):
+            if not self._reserve(request, cached + count + (0 if fresh else self.look_ahead), hits):
                 return "blocks"
             queue.popleft()
             if request.hits is None:
-                request.hits = found
+                request.hits = cached
             if remote:
                 request.pulled_ns = -1
                 step.pulls[request] = count
                 passed.append(request)
                 continue
-            request.computed = found
-            self._publish(request, min(found + count, request.known))
-            step.hits[request] = found
+            request.computed = cached
+            self._publish(request, min(cached + count, request.known))
+            step.hits[request] = cached
             self.running.append(request)
             step.tokens[request] = count
             budget -= count
@@ -236,8 +236,8 @@ class Vllm019(Batcher):
     def _publish(self, request: Request, tokens: int) -> None:
         """Publish the full blocks of the first `tokens` tokens of a request, if prefixes are cached."""
         full = tokens // self.cache.block_size if self.enable_prefix_caching else 0
-        for place in range(request.published, full):
-            self.cache.publish(request.blocks[place], request.keys[place])
+        for index in range(request.published, full):
+            self.cache.publish(request.blocks[index], request.keys[index])
         request.published = max(request.published, full)
 
     # -- the end of a step ------------------------------------------------------------------------------

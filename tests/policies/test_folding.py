@@ -286,7 +286,7 @@ def test_what_keeps_ranks_from_being_folded_is_named(
 def test_auto_folds_what_is_large_and_says_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, content = tmp_path / "a.yaml", scenario(4, {"name": "ddp"})
     assert "folded" not in ran(path, content, "auto").summary
-    monkeypatch.setattr("scenarios.run.rewriting._FEW", 3)
+    monkeypatch.setattr("scenarios.run.rewriting._MOST_UNFOLDED", 3)
     assert ran(path, content, "auto").summary["folded"]["devices"] == 4
     with pytest.warns(NotFoldedWarning, match="cannot be folded: noise.jitter.*; all 4 are simulated"):
         assert "folded" not in ran(path, {**content, "noise": {"jitter": 0.1}}, "auto").summary

@@ -775,7 +775,7 @@ def test_a_search_without_a_relaxation_goes_on_from_one_with_it(
         return status
 
     monkeypatch.setattr(cp_sat, "solve", noted)
-    monkeypatch.setattr(cp_sat, "_RELAXED", relaxed)
+    monkeypatch.setattr(cp_sat, "_RELAXED_EFFORT", relaxed)
     run = simulate(layers(16, 4), Machine((Device("c", "cpu", workers=2),)), ReadyQueue())
     found, timetable = JobModel(run.job, ReadyQueue(), run).solve(LIMIT)
     assert found.finished
