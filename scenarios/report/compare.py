@@ -180,7 +180,10 @@ class Comparison:
         notes = [
             *shown.no_gap_notes(result.summary["no_gap"] for result in ranked if not (loops or self.serves)),
             *shown.unused_notes({result.policy: result.summary["unused_devices"] for result in ranked}),
-            *shown.stream_notes({result.policy: result.trace for result in ranked}),
+            *shown.stream_notes(
+                {result.policy: result.trace for result in ranked},
+                {result.policy for result in ranked if result.case.decisions.own_streams},
+            ),
             *shown.model_notes(result.summary for result in ranked),
         ]
         expected = any(result.case.expectations for result in ranked)

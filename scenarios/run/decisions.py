@@ -66,6 +66,8 @@ class Decisions(NamedTuple):
         Threads in the pool that the ops of each CPU share; 0: as many as cores; None: no such pool.
     fields : PolicyFields or None
         The fields from which the objects were made; None if something else was used, too.
+    own_streams : bool
+        Whether the scenario says the streams, rather than a runtime or nothing.
     allocators : mapping of str to mapping
         Kind of device → its allocator, as the runtime names them; empty if no runtime names any.
     schedule : PolicyFields or None
@@ -82,6 +84,7 @@ class Decisions(NamedTuple):
     loc: Loc = ()
     compile: tuple[RewriteStep, ...] = ()
     cuda_graph: bool = False
+    own_streams: bool = False
     allocators: Mapping[str, Mapping[str, Any]] = {}
     intra_op_threads: int | None = None
     fields: PolicyFields | None = None
@@ -138,6 +141,7 @@ def resolve(
         An unknown name (with the nearest known one), an unknown option, or a wrong value of an option.
     """
     with _placing(document, loc):
+        own_streams = spec.streams is not None
         spec, allocators = _with_runtime(spec, document, loc)
         if spec.name is None:
             raise document.error(loc, "names no policy; give it a name, or a runtime", key=True)
@@ -166,6 +170,7 @@ def resolve(
                 for i, choice in enumerate(spec.compile or ())
             ),
             cuda_graph=bool(spec.cuda_graph),
+            own_streams=own_streams,
             allocators=allocators,
             intra_op_threads=spec.intra_op_parallelism_threads,
             fields=spec,

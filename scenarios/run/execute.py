@@ -147,7 +147,7 @@ class Result:
         lines += [shown.folding_lines(summary["folded"])] if "folded" in summary else []
         notes = [
             *shown.unused_notes({self.policy: summary["unused_devices"]}),
-            *shown.stream_notes(runs),
+            *shown.stream_notes(runs, {self.policy} if self.case.decisions.own_streams else ()),
         ]
         notes += shown.model_notes([summary])
         return [

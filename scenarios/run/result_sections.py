@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -360,13 +360,15 @@ def no_gap_notes(reasons: Iterable[str | None]) -> list[str]:
 #  b: {attributes: {stream: all_reduce}}          parallel training do: only `recorded` follows them
 
 
-def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
+def stream_notes(runs: Mapping[str, Trace], chosen: Container[str] = ()) -> list[str]:
     """Return a line for each device whose ops all ran on one of its streams for lack of an assignment.
 
     Parameters
     ----------
     runs : mapping of str to Trace
         Runs of one scenario; if there are several, each line names the runs it is about.
+    chosen : container of str
+        Those whose streams the scenario itself assigns: one stream is meant, and no runtime's default.
 
     Examples
     --------
@@ -377,8 +379,9 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
     >>> stream_notes({"in-order": run_scenario(scenario).trace})
     ['gpu0 used 1 of 4 streams; to use more, set policy.streams (per-branch, per-kind, ...)']
     """
-    unfollowed = _unfollowed_streams(runs)
-    followed = {policy: trace for policy, trace in runs.items() if policy not in unfollowed}
+    runs_by_default = {policy: trace for policy, trace in runs.items() if policy not in chosen}
+    unfollowed = _unfollowed_streams(runs_by_default, several=len(runs) > 1)
+    followed = {policy: trace for policy, trace in runs_by_default.items() if policy not in unfollowed}
     policies_of = group_pairs(
         (device, policy) for policy, trace in followed.items() for device in _on_one_stream(trace)
     )
@@ -400,7 +403,7 @@ def stream_notes(runs: Mapping[str, Trace]) -> list[str]:
     ]
 
 
-def _unfollowed_streams(runs: Mapping[str, Trace]) -> dict[str, str]:
+def _unfollowed_streams(runs: Mapping[str, Trace], *, several: bool) -> dict[str, str]:
     """Return a line for each run that ignores streams of ops: it assigns none, or puts ranks on one."""
     lines = {}
     for policy, trace in runs.items():
@@ -413,12 +416,12 @@ def _unfollowed_streams(runs: Mapping[str, Trace]) -> dict[str, str]:
             device = int(job.device_of[op])
             if not job.machine.devices[device].workers:
                 named.setdefault(device, {})[stream] = None
-        several = [device for device, streams in named.items() if len(streams) > 1]
-        if several:
-            first = several[0]
+        with_several = [device for device, streams in named.items() if len(streams) > 1]
+        if with_several:
+            first = with_several[0]
             some = ", ".join(map(str, list(named[first])[:4])) + (", ..." if len(named[first]) > 4 else "")
-            under = f" under {policy}" if len(runs) > 1 else ""
-            devices = _and_others(job.machine.devices[first].name, len(several))
+            under = f" under {policy}" if several else ""
+            devices = _and_others(job.machine.devices[first].name, len(with_several))
             lines[policy] = (
                 f"ops of {devices} name {len(named[first])} streams ({some}), "
                 f"which nothing follows{under}; to let them overlap as they say, set policy.streams: recorded"
@@ -512,8 +515,8 @@ def _and_others(first: str, n: int) -> str:
 
 
 def _on_one_stream(trace: Trace) -> list[tuple[str, int]]:
-    """Return name and number of streams of each device that, unassigned, ran all its ops on one stream."""
-    if trace.job.streams is not None:
+    """Return name and number of streams of each device that by default ran all its ops on one stream."""
+    if not isinstance(trace.job.streams, SingleStream | None):
         return []
     machine = trace.job.machine
     streams = trace.tasks["stream"]

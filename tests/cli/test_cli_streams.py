@@ -94,8 +94,22 @@ def test_streams_that_ops_name_in_vain_are_told_in_one_line(tmp_path: Path) -> N
     assert told not in " ".join(sim("run", file, "--set", "policy.streams=recorded").stdout.split())
     compared = " ".join(sim("compare", file).stdout.split())
     assert "which nothing follows under one; to let" in compared
-    eager = " ".join(sim("run", file, "--set", "policy.streams=single").stdout.split())
+    eager = " ".join(sim("run", file, "--set", "policy={runtime: pytorch-eager}").stdout.split())
     assert f"{told} them overlap as they say, set policy.streams: recorded, or runtime: pytorch-" in eager
+    assert told not in " ".join(sim("run", file, "--set", "policy.streams=single").stdout.split())
+
+
+def test_a_runtime_with_one_stream_says_that_the_others_are_unused(tmp_path: Path) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text(
+        """\
+machine: {devices: {gpu0: {kind: gpu, streams: 2}}}
+workload: {ops: {a: {duration: 1us}, b: {duration: 1us}}}
+policy: {runtime: onnxruntime}
+"""
+    )
+    assert "gpu0 used 1 of 2 streams; to use more, set policy.streams" in sim("run", file).stdout
+    assert "of 2 streams" not in sim("run", file, "--set", "policy.streams=single").stdout
 
 
 def test_ops_of_a_branch_not_taken_are_on_no_stream(tmp_path: Path) -> None:
