@@ -132,19 +132,19 @@ def refuse_wrong(policy: Policy, job: Job, n_nodes: int, issuer: Issuer, task: T
         It is not a task, or the task was taken before, is not eligible, is for another group of issuers, or
         was modified.
     """
-    gave = f"policy {type(policy).__name__} gave {issuer.name}"
+    prefix = f"policy {type(policy).__name__} gave {issuer.name}"
     if not isinstance(task, Task):
-        raise InputError(f"{gave} {task!r}, which is no task: next() returns a task or None")
+        raise InputError(f"{prefix} {task!r}, which is no task: next() returns a task or None")
     try:
         changed = task.frame is None and task.id != task.iteration * n_nodes + task.op
         changed = changed or not 0 <= task.op < len(job.graph) or task.group != job.group_of[task.op]
     except TypeError:
         changed = True
     if changed:
-        raise InputError(f"{gave} {task!r} with id {task.id}, which it has changed: tasks are to be read")
+        raise InputError(f"{prefix} {task!r} with id {task.id}, which it has changed: tasks are to be read")
     if task.issuer is not None or task.ready_ns < 0 or task.group != issuer.group:
         raise InputError(
-            f"{gave} op {job.graph.op_names[task.op]!r}, "
+            f"{prefix} op {job.graph.op_names[task.op]!r}, "
             + ("which was taken before" if task.issuer is not None else "which it may not take (now)")
         )
 

@@ -141,17 +141,17 @@ def link_use(trace: Record) -> dict[str, LinkUse]:
     """
     if not (n := len(trace.job.machine.links)):
         return {}
-    moved = traffic_on_links(trace)
-    link = moved.link
-    sent = np.append(sent_ns(trace, dependencies(trace)), trace.messages[:, 3])[moved.row]
-    busy = union(moved.start_ns, moved.end_ns, link).lengths(n).tolist()
-    nbytes = sums_by(link, moved.nbytes, n)
+    traffic = traffic_on_links(trace)
+    link = traffic.link
+    sent = np.append(sent_ns(trace, dependencies(trace)), trace.messages[:, 3])[traffic.row]
+    busy = union(traffic.start_ns, traffic.end_ns, link).lengths(n).tolist()
+    nbytes = sums_by(link, traffic.nbytes, n)
     count = np.bincount(link, minlength=n).tolist()
-    since = np.minimum(sent, moved.start_ns)  # a fault may have ended one before its data was there
-    start, end, group = union(since, moved.end_ns, link)
+    since = np.minimum(sent, traffic.start_ns)  # a fault may have ended one before its data was there
+    start, end, group = union(since, traffic.end_ns, link)
     medium = np.array(trace.job.machine.channels)
-    crowded = overlap_of_at_least(since, moved.end_ns, medium[link], np.full(n, 2))
-    cover = Cover(crowded, int(moved.end_ns.max(initial=0)))
+    crowded = overlap_of_at_least(since, traffic.end_ns, medium[link], np.full(n, 2))
+    cover = Cover(crowded, int(traffic.end_ns.max(initial=0)))
     contended = sums_by(group, cover.between(start, end, medium[group]), n)
     return {
         spec.name: LinkUse(

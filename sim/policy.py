@@ -50,7 +50,7 @@ class Order(NamedTuple):
     window : int or None
         For ``"place"``: the number of places considered, from the oldest not yet taken; None is all.
     per : str
-        Who shares a queue: the issuers of a ``"group"``, of the ``"machine"``, or nobody (``"issuer"``). With
+        Who shares a queue: the issuers of a ``"group"``, of the ``"machine"``, or none (``"issuer"``). With
         the last two the window is 1.
     in_flight : int or None
         For a window of 1: the maximum number of tasks of a queue that are taken and not done. A task is done
@@ -113,7 +113,7 @@ class Policy:
     asks_in_turn : bool
         Whether Sends and Recvs are nodes that an issuer runs. A Recv then asks the rendezvous for its tensor
         when an issuer takes it, and the issuer goes on with something else; and a dead Send or Recv of a CPU
-        takes its time, to transmit its deadness. By default a Recv asks as soon as it is eligible, and dead
+        takes its time, to pass on that it is dead. By default a Recv asks as soon as it is eligible, and dead
         tasks take no time.
     one_process : bool
         Whether sessions that could be separate processes (`sim.issuers`) are one process, which shares all

@@ -46,7 +46,7 @@ def simulate(
     graph : Graph
     machine : Machine
     policy : Policy
-        Issues tasks; it is prepared anew for every run.
+        Issues tasks; it is prepared again for every run.
     placement : Placement, optional
         By default ops run where they are pinned, others on the first accelerator that can, else on a CPU.
     streams : StreamAssignment, optional

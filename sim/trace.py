@@ -27,8 +27,8 @@ class Trace(Record):
         columns = ColumnWriter((*TASK_COLUMNS, "calls_ns"), len(tasks))
         for task in tasks:
             columns.add(task)
-        moved, waits = ColumnWriter(TRANSFER_COLUMNS, 0).columns(), policy.not_before_ns(job)
-        return cls.from_columns(job, flow, policy, columns.columns(), moved, not_before_ns=waits)
+        transfers, waits = ColumnWriter(TRANSFER_COLUMNS, 0).columns(), policy.not_before_ns(job)
+        return cls.from_columns(job, flow, policy, columns.columns(), transfers, not_before_ns=waits)
 
     def to_pandas(self, *, transfers: bool = False) -> pd.DataFrame:
         """Return the tasks, and optionally the transfers, as a table with words for codes.

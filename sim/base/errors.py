@@ -7,7 +7,7 @@
     │   ├── UnitError           a quantity that cannot be read
     │   ├── GraphError          a graph that cannot be built
     │   ├── MisfitError         sizes that are each valid but do not fit together
-    │   ├── UnknownNameError    a name nobody registered             (lists the nearest known)
+    │   ├── UnknownNameError    a name that is not registered        (lists the nearest known)
     │   ├── UnknownOptionError  an option that its owner does not have
     ├── RunError                the input is fine, the run cannot go on (exit status 1)
     │   ├── InfeasibleError     refused before time 0: can never run on this machine
@@ -157,7 +157,7 @@ class GraphError(InputError):
 
 
 class UnknownNameError(InputError):
-    """A name that nobody registered.
+    """A name that is not registered.
 
     Parameters
     ----------
@@ -328,8 +328,8 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
     names = list(known)
     if (new := renamed_names().get(name, "").partition(":")[0]) in names and new:
         return new
-    begun = _names_beginning(name, names)  # h100-sxm, not mi100, for H100
-    matches = difflib.get_close_matches(name, begun or names, n=1, cutoff=0.0 if begun else likeness)
+    prefixed = _names_beginning(name, names)  # h100-sxm, not mi100, for H100
+    matches = difflib.get_close_matches(name, prefixed or names, n=1, cutoff=0.0 if prefixed else likeness)
     return matches[0] if matches else None
 
 
@@ -360,8 +360,8 @@ def hint(name: str, known: Iterable[str], *, shown: int = 20) -> str:
         return present
     if counted := _number_range(name, names):
         return f"; known: {counted}"
-    begun = _names_beginning(name, names)
-    close = begun if 1 < len(begun) < 5 else list(filter(None, [nearest(name, names)]))
+    prefixed = _names_beginning(name, names)
+    close = prefixed if 1 < len(prefixed) < 5 else list(filter(None, [nearest(name, names)]))
     if close:
         return f"; did you mean {' or '.join(repr(shorten(candidate)) for candidate in close)}?"
     if not names:

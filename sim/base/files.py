@@ -110,9 +110,9 @@ def read_table(path: StrPath) -> tuple[list[str], list[tuple[str, dict[str, str]
     except csv.Error as error:
         raise InputError(f"{path}: is no table in CSV: {error}") from None
     header = [name.strip() for name in lines[0][1]] if lines else []
-    twice = next((name for name in header if name and header.count(name) > 1), None)
-    if twice:
-        raise InputError(f"{path}:1: two columns are called {twice!r}; rename or remove one")
+    duplicate = next((name for name in header if name and header.count(name) > 1), None)
+    if duplicate:
+        raise InputError(f"{path}:1: two columns are called {duplicate!r}; rename or remove one")
     rows = []
     for number, line in lines[1:]:
         if line and len(line) != len(header):
@@ -142,8 +142,8 @@ def loads_once(text: str | bytes) -> Any:
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
-        raise ValueError(f"the key {twice!r} stands twice in {clip_repr(mapping)}")
+        duplicate = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
+        raise ValueError(f"the key {duplicate!r} stands twice in {clip_repr(mapping)}")
     return mapping
 
 

@@ -1,8 +1,8 @@
 """Options are checked against the annotation of the parameter that takes them.
 
-Options come from files, where every value is plain data, and go to classes and functions that anybody may
-write. Only the annotation stands between a typing error and a traceback or, worse, a word taken
-for true::
+Options come from files, where every value is plain data, and go to classes and functions of any author. The
+annotation turns a mistake into an error message; without it there would be a traceback, or a word would count
+as true::
 
     policy: {name: tfrt, blocking_threads: many}
                                 │
@@ -161,8 +161,7 @@ def make_plugin(
     """
     instance = call_with_options(origin.lookup(group, name), name, options, origin)
     if not isinstance(instance, base):
-        message = f"{name!r} should extend {base.__module__}.{base.__name__}"
-        raise InputError(message)
+        raise InputError(f"{name!r} should extend {base.__module__}.{base.__name__}")
     require_methods(f"the {plugins.GROUPS[group]} {name!r}", instance, base)
     return instance
 

@@ -333,7 +333,7 @@ def _own_entry_points(root: Path = _ROOT) -> Mapping[str, Mapping[str, str]]:
 
 
 def _load(plugin: _Plugin) -> Any:
-    """Import a plugin and return the object; if that fails, warn, and raise as if nobody offered the name."""
+    """Import a plugin and return the object; if that fails, warn, and raise as for an unknown name."""
     try:
         module, _, attributes = plugin.value.partition("[")[0].strip().partition(":")
         return functools.reduce(getattr, filter(None, attributes.split(".")), import_module(module))

@@ -1,4 +1,4 @@
-"""Why the first op whose start moved has moved.
+"""The reason why the first op that moved has moved.
 
 At the earlier of its two starts it starts in one schedule and not in the other: what held it up there is the
 cause. The op in its way ran at another time, or longer, or ahead of it, or is not in the other schedule at
@@ -168,11 +168,11 @@ class _Chain:
             when = f"starts at {format_duration(started[1])} there"
             return _Change("order", f"in {self.in_early} {x} comes before {name}, which {when}")
         tolerance = self.d.over_ns
-        lasted = int(self.late.lasted_ns[row]), int(self.early.lasted_ns[other])
+        durations = int(self.late.lasted_ns[row]), int(self.early.lasted_ns[other])
         if abs(started[0] - started[1]) > tolerance:
             return _Change("unknown", f"{name} starts at {self._in_both(*started)}", (row, other, started[1]))
-        if abs(lasted[0] - lasted[1]) > tolerance:
-            return _Change("duration", f"{name} lasts {self._in_both(*lasted)}")
+        if abs(durations[0] - durations[1]) > tolerance:
+            return _Change("duration", f"{name} lasts {self._in_both(*durations)}")
         lanes = self.late.lane_of(late), self.early.lane_of(early)
         elsewhere = lanes[0] != lanes[1] and reason in _LANE_REASONS
         where = f"but {x} runs on {lanes[1]}" if elsewhere else f"and {x} does not wait for it"
@@ -195,11 +195,11 @@ class _Chain:
     def _compare_costs(self, late: int, early: int, reason: str) -> _Change:
         """Compare the costs of issuing or launching."""
         waits = waits_of(self.late, late), waits_of(self.early, early)
-        took = waits[0].get(reason, 0), waits[1].get(reason, 0)
-        if took[0] == took[1]:
+        costs = waits[0].get(reason, 0), waits[1].get(reason, 0)
+        if costs[0] == costs[1]:
             return _Change("unknown")
         verb = "launching" if reason == "launch" else "issuing"
-        return _Change("cost", f"{verb} {self.late.name_of(late)} takes {self._in_both(*took)}")
+        return _Change("cost", f"{verb} {self.late.name_of(late)} takes {self._in_both(*costs)}")
 
     def _in_both(self, late: int, early: int) -> str:
         """Return two times as text, that in A first."""
@@ -352,8 +352,8 @@ def _pieces(schedule: OpSchedule, row: int) -> Iterator[tuple[str, int, int]]:
     if f is None:
         pieces = _pieces_in_table(schedule, row)
     elif row >= f.n:
-        data_ns, anew = min(int(f.data[row]), start), int(f.restarted[row])
-        pieces = iter((("recovery", anew), ("dependency", data_ns - anew), ("transfer", start - data_ns)))
+        data, restart = min(int(f.data[row]), start), int(f.restarted[row])
+        pieces = iter((("recovery", restart), ("dependency", data - restart), ("transfer", start - data)))
     else:
         parts = waits(f, np.array([row]), np.array([0]), np.array([start]))
         pieces = ((reason, int(ns[0])) for reason, _, ns in parts)

@@ -199,27 +199,27 @@ def schedule_of(
     >>> schedule.name_of(0), schedule.lane_of(0), schedule.end_ns.tolist()
     ("'a'", 'gpu0/0', [5])
     """
-    graph, machine, tasks, moved = trace.job.graph, trace.job.machine, trace.tasks, trace.transfers
-    op, n_moved = tasks["op"], len(moved["id"])
+    graph, machine, tasks, transfers = trace.job.graph, trace.job.machine, trace.tasks, trace.transfers
+    op, n_moved = tasks["op"], len(transfers["id"])
     devices = [device.name for device in machine.devices]
     lanes, lane = trace.lanes
     none = np.full(n_moved, -1)
     names = [graph.op_names[index] for index in op.tolist()]
-    names += [graph.tensor_name(t) for t in moved["tensor"].tolist()]
-    ends = (moved[end].tolist() for end in ("source", "destination"))
-    ways = {len(op) + k: f"{devices[a]}→{devices[b]}" for k, (a, b) in enumerate(zip(*ends, strict=True))}
+    names += [graph.tensor_name(t) for t in transfers["tensor"].tolist()]
+    ends = (transfers[end].tolist() for end in ("source", "destination"))
+    routes = {len(op) + k: f"{devices[a]}→{devices[b]}" for k, (a, b) in enumerate(zip(*ends, strict=True))}
     compared = np.concatenate((trace.executed & ~graph.is_kind(*FILLERS)[op], np.ones(n_moved, bool)))
     tensor, source, destination = (graph.attribute(key) for key in ("tensor", "source", "destination"))
     for row in np.flatnonzero(graph.is_kind(TRANSFER)[op]).tolist():  # of a simulation's trace that was read
         index = int(op[row])
         if index in tensor.keys() & source.keys() & destination.keys():
-            names[row], ways[row] = tensor[index], f"{source[index]}→{destination[index]}"
+            names[row], routes[row] = tensor[index], f"{source[index]}→{destination[index]}"
         else:
             compared[row] &= not recorded  # another link that the same transfer crosses
     kinds = list(dict.fromkeys((*graph.kinds, TRANSFER)))
     lane = np.concatenate((lane, none))
     numbers = Codes[str]()
-    lane[list(ways)] = len(lanes) + numbers.of(ways.values())
+    lane[list(routes)] = len(lanes) + numbers.of(routes.values())
     return OpSchedule(
         title,
         names,
@@ -231,7 +231,7 @@ def schedule_of(
         lane,
         trace.of_rows("iteration"),
         trace.of_rows("start_ns"),
-        np.concatenate((trace.begins_ns, moved["start_ns"])),
+        np.concatenate((trace.begins_ns, transfers["start_ns"])),
         trace.of_rows("end_ns"),
         compared,
         trace.makespan_ns,
@@ -291,8 +291,8 @@ def read_ops_table(path: StrPath) -> pd.DataFrame:
                 f"{path}: no column {column!r}; a table of ops has op, start_ns and end_ns"
                 f"{hint(column, [str(present) for present in table.columns])}"
             )
-    if twice := [column for column in table.columns if f"{column}.1" in table.columns]:  # as pandas reads it
-        raise InputError(f"{path}: the column {twice[0]!r} stands twice")
+    if doubled := [column for column in table.columns if f"{column}.1" in table.columns]:  # as pandas reads
+        raise InputError(f"{path}: the column {doubled[0]!r} stands twice")
     if not len(table):
         raise InputError(f"{path}: a table without rows")
     for column in ("start_ns", "end_ns"):
@@ -331,8 +331,8 @@ def schedule_of_table(path: StrPath, table: pd.DataFrame, policy: str | None = N
     kinds, kind = _codes(_column(table, "kind", "op"))
     moves = np.zeros(n, bool) if TRANSFER not in kinds else kind == kinds.index(TRANSFER)
     ends = zip(_column(table, "source"), _column(table, "destination"), strict=True)
-    ways = zip(moves.tolist(), ends, _column(table, "stream", "?"), strict=True)
-    lanes, lane = _codes(["→".join(between) if is_move else stream for is_move, between, stream in ways])
+    rows = zip(moves.tolist(), ends, _column(table, "stream", "?"), strict=True)
+    lanes, lane = _codes(["→".join(between) if is_move else stream for is_move, between, stream in rows])
     devices, device = _codes(_column(table, "device", "?"))
     start, end = table["start_ns"].to_numpy(np.int64), table["end_ns"].to_numpy(np.int64)
     iteration = _integers(path, table, "iteration") if "iteration" in table.columns else np.zeros(n, np.int64)

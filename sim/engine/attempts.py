@@ -100,15 +100,15 @@ def run_attempts(
         engine = Engine(part, policy, flow=flow, memory=memory, observers=observers, conditions=conditions)
         trace = engine.run()
         rows = (trace.tasks, trace.transfers)  # a step may have begun to send inputs, and nothing else
-        begun = max(int(columns["iteration"].max(initial=0)) for columns in rows) + 1
-        trace = replace(trace, job=_steps(part, 0, begun))
-        complete = np.bincount(trace.tasks["iteration"][trace.status == 0], minlength=begun) == len(job.graph)
-        done = begun if trace.detection is None or complete.all() else int(complete.argmin())
+        n_run = max(int(columns["iteration"].max(initial=0)) for columns in rows) + 1
+        trace = replace(trace, job=_steps(part, 0, n_run))
+        complete = np.bincount(trace.tasks["iteration"][trace.status == 0], minlength=n_run) == len(job.graph)
+        done = n_run if trace.detection is None or complete.all() else int(complete.argmin())
         saved = step + done
         if trace.detection is not None:
             saved = 0 if faults.every_steps is None else saved - saved % faults.every_steps
         attempts.append(Attempt(begin_ns, run, step, done, step + done - saved, trace))
-        run += begun
+        run += n_run
         if step + done > reached:
             reached, fruitless = step + done, 0
         fruitless += 1

@@ -135,7 +135,7 @@ class Engine(RunState):
     def _newly_ready(self, task: Task) -> list[Task]:
         """Return what became eligible because `task` ended; off any stream, a task is issued only then, too.
 
-        The end of a failed task is announced to nobody, so its consumers never become eligible.
+        The end of a failed task is not announced, so its consumers never become eligible.
         """
         if task.status:
             self._fail(task)
@@ -321,7 +321,7 @@ class Engine(RunState):
         if self.asynchronous:
             self._pass_on(self.readiness.on_issue(task), task, True)
             if task.op not in self.holding:
-                self.detached_ids.add(task.id)  # whoever notices its end, it is not its issuer
+                self.detached_ids.add(task.id)  # its issuer will not notice its end
 
     # -- parts of the machine that fail --------------------------------------------------------
 

@@ -7,12 +7,12 @@
               ├─ stop-group     ... and the issuers of its group take nothing more
               └─ stop-machine   ... and no issuer of its process takes anything more
 
-Where runs are calls, one after another (`sim.readiness.counters`), the caller gets the error, whichever
-of these words applies, and later runs of the session never begin.
+If runs are calls, one after another (`sim.readiness.counters`), the caller gets the error in all four cases,
+and later runs of the session never begin.
 
 Nothing that has begun is undone: a task on a worker, stream or link runs to its end, and the run is over
-when all of them have ended. `sim.graph.failures` says which ops fail, the policy
-(`sim.policy.Policy.on_failure`) what follows, and this module keeps account.
+when all of them have ended. `sim.graph.failures` determines which ops fail and the policy
+(`sim.policy.Policy.on_failure`) what follows; this module records failures and their consequences.
 
 A step is a run of a session: an iteration of the graph, and ops with the same attribute ``session``.
 TensorFlow has one rendezvous for each step, which all its executors share. The first executor that sees an
@@ -140,6 +140,6 @@ class Failing:
         if not self._any:
             return True
         remaining: Iterable[Task] = tasks.values()
-        if self._on_failure == "stop-group":  # a program waits in vain for the output of another one
+        if self._on_failure == "stop-group":  # a program may wait for the output of a stopped one
             remaining = [task for task in remaining if task.group < 0 or task.issuer is not None]
         return any(copies.get(task.op, task.group) not in stopped for task in remaining)

@@ -394,12 +394,12 @@ def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
     crossing, reader, home = crossing_reads(job)
     n_devices = len(machine.devices)
     # Faster than `np.unique`, which hashes
-    moved = np.sort((graph.inputs.indices * n_devices + reader)[crossing])
-    moved = moved[np.diff(moved, prepend=-1) != 0]
-    tensor, reader = np.divmod(moved, n_devices)
-    routes, way = machine.distinct_routes(home[tensor], reader, tensor)
+    keys = np.sort((graph.inputs.indices * n_devices + reader)[crossing])
+    keys = keys[np.diff(keys, prepend=-1) != 0]
+    tensor, reader = np.divmod(keys, n_devices)
+    routes, route_of = machine.distinct_routes(home[tensor], reader, tensor)
     travels = [Travel.along(machine, *index) for index in routes]
-    moves, move_of = distinct_rows(way, graph.tensor_nbytes[tensor])
+    moves, move_of = distinct_rows(route_of, graph.tensor_nbytes[tensor])
     busy, nbytes, longest = ([0] * len(machine.links) for _ in range(3))
     used: set[int] = set()
     for (index, size), count in zip(moves, np.bincount(move_of).tolist(), strict=True):
@@ -425,8 +425,8 @@ def _links(job: Job, load: _Load, flow: Flow | None) -> dict[str, int]:
 def _serial_links(load: _Load, flow: Flow) -> dict[int, int]:
     """Bound each serial link by its transfers, and by the time before and after them."""
     job, around = load.job, load.around
-    routes, way = job.machine.distinct_routes(flow.source, flow.destination, flow.tensor)
-    transfers = Csr.group(way, np.arange(flow.n_ops, flow.n_nodes), len(routes))
+    routes, route_of = job.machine.distinct_routes(flow.source, flow.destination, flow.tensor)
+    transfers = Csr.group(route_of, np.arange(flow.n_ops, flow.n_nodes), len(routes))
     by_link: dict[int, list[IntArray]] = {}
     for index, (_, _, route) in enumerate(routes):
         for k in {job.machine.channels[link] for link in route}:

@@ -51,14 +51,14 @@ def computes_until_ns(trace: Record) -> IntArray:
         return end
     op = trace.tasks["op"]
     tasks = np.flatnonzero(communicating[op] > 0)
-    lasted, planned = end[tasks] - trace.begins_ns[tasks], trace.job.duration_ns[op[tasks]]
+    actual, planned = end[tasks] - trace.begins_ns[tasks], trace.job.duration_ns[op[tasks]]
     part = communicating[op[tasks]]
-    other = lasted != planned
+    other = actual != planned
     if other.any():
         share = part[other] / np.maximum(planned[other], 1)
-        part[other] = np.round(share * lasted[other]).astype(np.int64)
+        part[other] = np.round(share * actual[other]).astype(np.int64)
     stop = end.copy()
-    stop[tasks] -= np.clip(part, 0, lasted)
+    stop[tasks] -= np.clip(part, 0, actual)
     return stop
 
 
@@ -70,7 +70,7 @@ def moving_ops(job: Job) -> BoolArray:
 def moving_kinds(graph: Graph) -> BoolArray:
     """Return a mask of the ops that move data and compute nothing, as far as the graph alone shows it.
 
-    A ``copy`` is a memcpy, as in every export. Recorded kernels are told by name (``Memcpy``, ``Memset``):
+    A ``copy`` is a memcpy, as in every export. Recorded ones are recognised by name (``Memcpy``, ``Memset``):
     those that cast, concatenate or transpose are copies by kind, but compute.
     """
     moves = graph.is_kind(*COMMUNICATION)
@@ -280,8 +280,8 @@ def communicator_waits(f: DerivedColumns) -> list[tuple[str, int, int, Waited, W
             Waited(int((ns * times)[rows].sum()), int(met.row[rows[ns[rows].argmax()]]), int(ns[rows].max()))
             for ns in (waits["late rank"], waits["communicator"])
         )
-        size, meetings = ranks.get(name, len(collectives.ranks[k])), len(np.unique(met.meeting[rows]))
-        entries.append((name, size, meetings, late, in_line))
+        size, n_meetings = ranks.get(name, len(collectives.ranks[k])), len(np.unique(met.meeting[rows]))
+        entries.append((name, size, n_meetings, late, in_line))
     return entries
 
 
@@ -310,11 +310,11 @@ class Traffic(NamedTuple):
 
 def traffic_on_links(trace: Record) -> Traffic:
     """Return all traffic on links."""
-    machine, moved = trace.job.machine, trace.transfers
+    machine, transfers = trace.job.machine, trace.transfers
     names = ("source", "destination", "nbytes", "start_ns", "end_ns")
-    pairs = zip((moved[name] for name in names), trace.messages.T[[0, 1, 2, 4, 5]], strict=True)
+    pairs = zip((transfers[name] for name in names), trace.messages.T[[0, 1, 2, 4, 5]], strict=True)
     source, destination, nbytes, start, end = (np.concatenate(pair) for pair in pairs)
-    tensor = np.concatenate((moved["tensor"], np.zeros(len(trace.messages), np.int64)))
+    tensor = np.concatenate((transfers["tensor"], np.zeros(len(trace.messages), np.int64)))
     routes, route_of = machine.distinct_routes(source, destination, tensor)
     latency = np.array([machine.latency_ns(route) for _, _, route in routes], np.int64)[route_of]
     used = Csr.of_rows([route for _, _, route in routes]).take(route_of)
@@ -326,9 +326,9 @@ def traffic_on_links(trace: Record) -> Traffic:
 
 def transfers_on_links(trace: Record) -> tuple[IntArray, IntArray]:
     """Return (row of the transfer, link) for every link that a transfer crosses, by link, then row."""
-    moved = traffic_on_links(trace)
-    is_transfer = moved.row < len(trace.transfers["id"])
-    return moved.row[is_transfer], moved.link[is_transfer]
+    traffic = traffic_on_links(trace)
+    is_transfer = traffic.row < len(trace.transfers["id"])
+    return traffic.row[is_transfer], traffic.link[is_transfer]
 
 
 class LinkLoad(NamedTuple):

@@ -313,8 +313,8 @@ class DerivedColumns:
     @cached_property
     def copied_by(self) -> IntArray:
         """Group of issuers of which one makes each transfer; -1: none has to."""
-        moved = self.trace.transfers
-        return host_groups(self.job, moved["tensor"], moved["source"], moved["destination"])
+        transfers = self.trace.transfers
+        return host_groups(self.job, transfers["tensor"], transfers["source"], transfers["destination"])
 
     @cached_property
     def before_at_issuer(self) -> IntArray:
@@ -341,9 +341,9 @@ class DerivedColumns:
     def issuers_busy(self) -> Cover:
         """When all issuers of a group are busy: issuing, executing, copying pageable memory, or blocked."""
         size = np.bincount([issuer.group for issuer in self.issuers])
-        moved, copied = self.trace.transfers, self.copied_by >= 0
-        start = np.concatenate((self.taken, moved["ready_ns"][copied]))
-        end = np.concatenate((self.issuer_done, moved["end_ns"][copied]))
+        transfers, copied = self.trace.transfers, self.copied_by >= 0
+        start = np.concatenate((self.taken, transfers["ready_ns"][copied]))
+        end = np.concatenate((self.issuer_done, transfers["end_ns"][copied]))
         group = np.concatenate((self.group, self.copied_by[copied]))
         return Cover(overlap_of_at_least(start, end, group, size), self.trace.makespan_ns)
 
@@ -378,7 +378,7 @@ class DerivedColumns:
         return last
 
     def absent_ranks(self, row: int) -> list[int]:
-        """Return the devices for which a collective waited in vain, until its step was aborted."""
+        """Return the devices that a collective waited for until its step was aborted."""
         c, collectives = self.meetings, self.job.collectives
         assert c is not None
         assert collectives is not None
@@ -454,9 +454,9 @@ class DerivedColumns:
 
     def uses(self, transfer: int) -> set[str]:
         """Return what a transfer occupies: links, or their medium, the devices at its ends, its host."""
-        moved, machine = self.trace.transfers, self.machine
-        source, destination = int(moved["source"][transfer]), int(moved["destination"][transfer])
-        flow = int(moved["tensor"][transfer])
+        transfers, machine = self.trace.transfers, self.machine
+        source, destination = int(transfers["source"][transfer]), int(transfers["destination"][transfer])
+        flow = int(transfers["tensor"][transfer])
         links = {f"link {machine.channels[k]}" for k in machine.route(source, destination, flow)}
         host = int(self.copied_by[transfer])
         return links | {f"out of {source}", f"into {destination}", *([] if host < 0 else [f"host {host}"])}

@@ -180,14 +180,14 @@ def _pieces(f: DerivedColumns) -> IdlePieces:
 
 def waits(f: DerivedColumns, row: IntArray, since: IntArray, end: IntArray) -> Waits:
     """Divide by reason the time in which tasks do not start, like `held_up`, but also before their data."""
-    anew = np.clip(f.restarted[row], since, end)
+    restart = np.clip(f.restarted[row], since, end)
     last = f.last_producer[row]
-    produced = np.clip(np.where(last >= f.n, f.data[last], f.data[row]), anew, end)
+    produced = np.clip(np.where(last >= f.n, f.data[last], f.data[row]), restart, end)
     arrived = np.clip(f.data[row], produced, end)
     by_host = f.by_host[row]
-    yield "recovery", since, anew - since
-    yield "dependency", anew, np.where(by_host, 0, produced - anew)
-    yield "host", anew, np.where(by_host, produced - anew, 0)
+    yield "recovery", since, restart - since
+    yield "dependency", restart, np.where(by_host, 0, produced - restart)
+    yield "host", restart, np.where(by_host, produced - restart, 0)
     yield "transfer", produced, arrived - produced
     yield from held_up(f, row, arrived, end)
 
@@ -286,8 +286,8 @@ def _gaps(f: DerivedColumns, tasks: IntArray) -> tuple[IntArray, IntArray, IntAr
 # ----------------------------------------------------------------------------------------------------------
 # The column `wait` in its final form: what held a task back between ready and start.
 #
-# The engine knows that a task was not taken at once; whether its issuers had no time for it or the policy
-# held it back can be told only afterwards.
+# The engine knows that a task was not taken at once. Whether its issuers were busy or the policy held it back
+# can be determined only after the run.
 
 
 def final_waits(run: Record | DerivedColumns) -> IntArray:

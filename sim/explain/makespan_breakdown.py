@@ -218,11 +218,11 @@ class WaitWalk:
     """
 
     def __init__(self, f: DerivedColumns, names: list[str], label: IntArray) -> None:
-        moved = f.trace.transfers
+        transfers = f.trace.transfers
         # `data` gives Python's integers, as lists do, which would take five times the memory.
         self.start, self.end, self.producer = f.row_start.data, f.row_end.data, f.last_producer.data
-        self.before = np.concatenate((f.before_on_lane, np.full(len(moved["start_ns"]), UNSET))).data
-        low, high = np.sort((moved["source"], moved["destination"]), axis=0)
+        self.before = np.concatenate((f.before_on_lane, np.full(len(transfers["start_ns"]), UNSET))).data
+        low, high = np.sort((transfers["source"], transfers["destination"]), axis=0)
         pairs, pair_of = np.unique(low * len(f.devices) + high, return_inverse=True)
         self.label = np.concatenate((label, len(names) + pair_of)).data
         ends = (tuple(f.devices[end].name for end in divmod(code, len(f.devices))) for code in pairs.tolist())
@@ -415,10 +415,10 @@ def _cause_text(a: DerivedColumns, b: DerivedColumns, difference: MakespanChange
         whom = max(longer, key=lambda name: longer[name], default="")
         return _WORDS[part][1] + _phases(difference) + (f", most of it waiting for {whom}" if whom else "")
     if part == "compute":
-        took, before = _durations_ns(a, device), _durations_ns(b, difference.b.device)
-        if len(took) != len(before):
-            return f"{device} has {'more' if len(took) > len(before) else 'other'} ops to execute"
-        mostly = 2 * int(took.sum() - before.sum()) >= difference.parts[part]
+        ns_a, ns_b = _durations_ns(a, device), _durations_ns(b, difference.b.device)
+        if len(ns_a) != len(ns_b):
+            return f"{device} has {'more' if len(ns_a) > len(ns_b) else 'other'} ops to execute"
+        mostly = 2 * int(ns_a.sum() - ns_b.sum()) >= difference.parts[part]
         return "its ops take longer to execute" if mostly else f"{device} executes less at once"
     if part not in _WORDS:
         return f"{device} waits {part}"

@@ -167,8 +167,8 @@ def lifetimes(trace: Record) -> Lifetimes:
                 dies[original] = max(dies[original], dies[life])
 
     # 3. Tensors that are there from the beginning stay on every device that reads them or sends them away.
-    away, readers, _ = crossing_reads(trace.job)
-    outside = (graph.tensor_producer[graph.inputs.indices] == UNSET) & ~away
+    crosses, readers, _ = crossing_reads(trace.job)
+    outside = (graph.tensor_producer[graph.inputs.indices] == UNSET) & ~crosses
     sent = graph.tensor_producer[moved["tensor"]] == UNSET
     read_here = (graph.inputs.indices * n_devices + readers)[outside]
     sent_away = moved["tensor"][sent] * n_devices + moved["source"][sent]
@@ -176,7 +176,7 @@ def lifetimes(trace: Record) -> Lifetimes:
 
     tensor = np.concatenate((tensor, retained))
     iteration = np.concatenate((trace.tasks["iteration"][maker], moved["iteration"]))
-    if trace.attempts:  # whoever restarts has nothing of the attempt before
+    if trace.attempts:  # a restart loses all tensors of the attempt before
         ends = [(attempt.run, attempt.begin_ns + attempt.trace.makespan_ns) for attempt in trace.attempts]
         runs, end = np.array(ends).T
         dies = np.minimum(dies, end[np.searchsorted(runs, iteration, side="right") - 1])

@@ -254,9 +254,9 @@ def _group_line(group: GapGroup) -> str:
 def _exposed_lines(f: DerivedColumns) -> list[str]:
     """Return the lines on exposed communication by cause; devices with equal numbers share a line."""
     exposed = exposed_communication(f).items()
-    alike = group_pairs((tuple(parts.items()), device) for device, parts in exposed)
-    lines = ["", "Exposed communication"] if alike else []
-    for by_part, names in alike.items():
+    groups = group_pairs((tuple(parts.items()), device) for device, parts in exposed)
+    lines = ["", "Exposed communication"] if groups else []
+    for by_part, names in groups.items():
         total = format_duration(sum(ns for _, ns in by_part))
         parts = ", ".join(f"{part} {format_duration(ns)}" for part, ns in by_part)
         lines.append(f"  {_pad_names(names)} {total:>10}  {parts}")
@@ -292,14 +292,14 @@ _KINDS_SHOWN: Final = 6
 def _kinds_line(f: DerivedColumns, path: list[PathStep]) -> list[str]:
     """Return the time of each kind of op on the path, most first; nothing if there is only one kind."""
     graph, op = f.trace.job.graph, f.trace.tasks["op"]
-    took: Counter[str] = Counter()
+    by_kind: Counter[str] = Counter()
     for step in path:
         if step.kind == "task":
-            took[graph.kind(int(op[step.row]))] += step.end_ns - step.start_ns
-    if len(took) < 2:
+            by_kind[graph.kind(int(op[step.row]))] += step.end_ns - step.start_ns
+    if len(by_kind) < 2:
         return []
-    texts = [f"{kind} {format_duration(ns)}" for kind, ns in took.most_common(_KINDS_SHOWN) if ns]
-    return [f"  by kind: {', '.join(texts)}{', ...' if len(took) > len(texts) else ''}"]
+    texts = [f"{kind} {format_duration(ns)}" for kind, ns in by_kind.most_common(_KINDS_SHOWN) if ns]
+    return [f"  by kind: {', '.join(texts)}{', ...' if len(by_kind) > len(texts) else ''}"]
 
 
 def _device_lines(f: DerivedColumns) -> list[str]:
@@ -376,8 +376,8 @@ def _communicator_lines(f: DerivedColumns) -> list[str]:
         if in_line.longest_ns:
             longest = f"most {task_text(f, in_line.row)}, {format_duration(in_line.longest_ns)}"
             line_text += f", {longest} behind {task_text(f, int(f.before_in_line[in_line.row]))}"
-        met = f"{format_count(ranks, 'rank')}, {format_count(meetings, 'collective')}"
-        lines.append(f"  {name:<12} {met}   late ranks {rank_text}   in line {line_text}")
+        size = f"{format_count(ranks, 'rank')}, {format_count(meetings, 'collective')}"
+        lines.append(f"  {name:<12} {size}   late ranks {rank_text}   in line {line_text}")
     return lines
 
 

@@ -205,12 +205,12 @@ class _Walk:
             return copied, True
         if taken > bound:
             first, n_steps = self.taken_with(row), len(self.steps)
-            if first is not None and (led_to := self.taking(first)) not in self.seen:
-                return led_to
+            if first is not None and (origin := self.taking(first)) not in self.seen:
+                return origin
             del self.steps[n_steps:]
-            happened = self.cause_of_asking(row)
-            if happened is not None:
-                return happened
+            event = self.cause_of_asking(row)
+            if event is not None:
+                return event
             self.add("wait", row, bound, taken, "policy")
         if bound == f.restarted[row]:
             self.add("wait", row, 0, bound, "recovery")

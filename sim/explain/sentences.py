@@ -73,9 +73,9 @@ def _lane(f: DerivedColumns, row: int) -> str:
 
 
 def _transfer(f: DerivedColumns, row: int) -> str:
-    moved, k = f.trace.transfers, row - f.n
-    source, destination = (f.devices[int(moved[end][k])].name for end in ("source", "destination"))
-    name = f"{f.trace.name_of(row)!r}{_iteration(f, int(moved['iteration'][k]))}"
+    transfers, k = f.trace.transfers, row - f.n
+    source, destination = (f.devices[int(transfers[end][k])].name for end in ("source", "destination"))
+    name = f"{f.trace.name_of(row)!r}{_iteration(f, int(transfers['iteration'][k]))}"
     return f"the transfer of {name} from {source} to {destination}"
 
 
@@ -122,8 +122,8 @@ def _in_transit(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
 def _queue_sentence(f: DerivedColumns, transfer: int) -> str:
     if f.copied_by[transfer - f.n] >= 0:
         return "waits for a link, or for its host"
-    met = bool((f.trace.met[:, 0] == f.trace.transfers["id"][transfer - f.n]).any())
-    return "waits for its request, or for a link" if met else "waits for a link"
+    is_keyed = bool((f.trace.met[:, 0] == f.trace.transfers["id"][transfer - f.n]).any())
+    return "waits for its request, or for a link" if is_keyed else "waits for a link"
 
 
 def _issue(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
@@ -185,7 +185,7 @@ def _in_line(f: DerivedColumns, row: int, at_ns: int) -> _Sentence:
 
 
 def absent_ranks_text(f: DerivedColumns, row: int) -> str:
-    """Return the ranks for which a collective waited in vain; empty if all came."""
+    """Return the ranks that never came to a collective; empty if all came."""
     absent = [f.devices[device].name for device in f.absent_ranks(row)]
     return f"{list_names(absent, _NAMED)}, which never came" if absent else ""
 
@@ -326,6 +326,6 @@ def _life(f: DerivedColumns, row: int) -> TaskLife:
     begins, ends = int(f.begins[row]), int(f.end[row])
     pieces.append(LifePiece("runs", begins, ends - begins, ""))
     waiters = np.flatnonzero(f.last_producer[: f.n] == row).tolist()
-    moved = np.flatnonzero(f.last_producer[f.n :] == row) + f.n
-    waiters += np.flatnonzero(np.isin(f.last_producer[: f.n], moved)).tolist()
+    carriers = np.flatnonzero(f.last_producer[f.n :] == row) + f.n
+    waiters += np.flatnonzero(np.isin(f.last_producer[: f.n], carriers)).tolist()
     return TaskLife(row, pieces, executed_path(f, row), sorted(waiters))

@@ -144,10 +144,10 @@ def unused_devices(trace: Record) -> list[str]:
     >>> unused_devices(simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue()))
     ['gpu1']
     """
-    machine, moved = trace.job.machine, trace.transfers
+    machine, transfers = trace.job.machine, trace.transfers
     ran = np.flatnonzero(np.bincount(trace.device[trace.executed]))
     used = {machine.devices[d].name for d in ran.tolist()}
-    pairs = np.flatnonzero(np.bincount(moved["source"] * len(machine.devices) + moved["destination"]))
+    pairs = np.flatnonzero(np.bincount(transfers["source"] * len(machine.devices) + transfers["destination"]))
     for source, destination in (divmod(pair, len(machine.devices)) for pair in pairs.tolist()):
         for k in machine.route(source, destination):
             used.update((machine.links[k].source, machine.links[k].destination))

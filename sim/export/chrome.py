@@ -316,14 +316,14 @@ def _collective_args(job: Job) -> dict[int, str]:
 
 def _transfer_lines(timeline: Timeline, crossing: IntArray) -> Iterator[str]:
     """Yield a slice for every link that a transfer crosses; the first also gives its endpoints."""
-    moved, graph, n = timeline.trace.transfers, timeline.trace.job.graph, len(timeline.trace)
+    transfers, graph, n = timeline.trace.transfers, timeline.trace.job.graph, len(timeline.trace)
     devices = [_quoted(device.name) for device in timeline.trace.job.machine.devices]
     names = ("tensor", "nbytes", "source", "destination")
     for piece in in_pieces(crossing):
         rows = timeline.crossing[piece]
-        columns = (rows, timeline.crossed[piece], *(moved[name][rows] for name in names))
-        start = moved["start_ns"][rows]
-        spans = (start, moved["end_ns"][rows] - start)
+        columns = (rows, timeline.crossed[piece], *(transfers[name][rows] for name in names))
+        start = transfers["start_ns"][rows]
+        spans = (start, transfers["end_ns"][rows] - start)
         after = timeline.feeds.take(n + rows).lists()
         entries = zip(*(column.tolist() for column in columns), *map(_us, spans), after, strict=True)
         for row, lane, tensor, nbytes, source, destination, begin, length, fed_by in entries:
@@ -541,16 +541,16 @@ class Timeline:
             moves = np.diff(running, prepend=0) != 0
             if moves.any():
                 yield Counter(self.device(d), "running", f"tasks on {name}", times[moves], running[moves])
-        machine, lane, moved = trace.job.machine, Lane(self.base + _LINKS, 0), traffic_on_links(trace)
-        first, end = moved.first_ns, moved.end_ns
-        rate = (moved.nbytes * (NS_PER_S / np.maximum(end - first, 1))).astype(np.int64)
-        bounds = np.searchsorted(moved.link, np.arange(len(machine.links) + 1))
+        machine, lane, traffic = trace.job.machine, Lane(self.base + _LINKS, 0), traffic_on_links(trace)
+        first, end = traffic.first_ns, traffic.end_ns
+        rate = (traffic.nbytes * (NS_PER_S / np.maximum(end - first, 1))).astype(np.int64)
+        bounds = np.searchsorted(traffic.link, np.arange(len(machine.links) + 1))
         for link, a, b in zip(machine.links, bounds, bounds[1:], strict=False):
             rows = a + np.flatnonzero(end[a:b] > first[a:b])
             if len(rows):
                 rates = in_use(first[rows], end[rows], rate[rows])
                 yield Counter(lane, f"{link.name} rate", "bytes/s", *rates)
-                times, n = in_use(moved.start_ns[rows], end[rows], np.ones(len(rows), np.int64))
+                times, n = in_use(traffic.start_ns[rows], end[rows], np.ones(len(rows), np.int64))
                 if n.max() > 1:
                     yield Counter(lane, f"{link.name} at once", "transfers", times, n)
 

@@ -288,12 +288,12 @@ def summary_lines(trace: Record, summary: Mapping[str, Any]) -> list[str]:
 
 def _interval(summary: Mapping[str, Any]) -> str:
     """Return the 80 % interval of the makespan, and the kinds of op that contribute most to it."""
-    if (sure := summary.get("makespan_interval")) is None:
+    if (interval := summary.get("makespan_interval")) is None:
         return ""
-    low, high = format_duration(sure["low_ns"]), format_duration(sure["high_ns"])
+    low, high = format_duration(interval["low_ns"]), format_duration(interval["high_ns"])
     if low == high:
         return ""
-    return f" (80 % interval {low} to {high}, mostly from {', '.join(list(sure['by_kind'])[:2])})"
+    return f" (80 % interval {low} to {high}, mostly from {', '.join(list(interval['by_kind'])[:2])})"
 
 
 def _above_bound(summary: Mapping[str, Any]) -> str:
@@ -324,8 +324,8 @@ def device_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
         rows.append(row)
     if len(rows) <= _MOST_DEVICES:
         return rows
-    alike = group_pairs((tuple(row.values())[1:], row) for row in rows)
+    groups = group_pairs((tuple(row.values())[1:], row) for row in rows)
     return [
         first | ({"device": f"{first['device']} and {len(others):,} more"} if others else {})
-        for first, *others in alike.values()
+        for first, *others in groups.values()
     ]

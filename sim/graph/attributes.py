@@ -43,9 +43,7 @@ def _counts(value: Any, least: int = 0) -> Any:
 
 def _outcome(value: Any) -> Any:
     listed = value if isinstance(value, list | tuple) else [value]
-    if listed and all(isinstance(one, bool) for one in listed):
-        return value
-    if has_probability(value):
+    if (listed and all(isinstance(one, bool) for one in listed)) or has_probability(value):
         return value
     raise InputError(f"{value!r} is no outcome; give true, false, a list of them or {{probability: p}}")
 

@@ -181,8 +181,8 @@ def predicate_of(graph: Graph, switch: int) -> int:
         kind, read = graph.kind(producer), graph.inputs.row(producer)
         if kind == "recv" and not len(read):
             keys = rendezvous_keys(graph)
-            met = [op for op, key in keys.sends.items() if key == keys.recvs.get(producer)]
-            read = graph.inputs.row(met[0]) if met else read
+            senders = [op for op, key in keys.sends.items() if key == keys.recvs.get(producer)]
+            read = graph.inputs.row(senders[0]) if senders else read
         passes_on = kind in ("enter", "identity", "switch", "send", "recv") and len(read)
         if not passes_on or "outcome" in graph.attributes.get(producer, {}):
             return producer

@@ -94,7 +94,7 @@ def transfers_once(c: Columns) -> None:
     """
     moved = moved_keys(c)
     expected = needed_transfers(c)
-    useful = np.isin(moved, expected) | np.isin(c.moved["tensor"], list(c.sent))  # see `rendezvous_pairs`
+    useful = np.isin(moved, expected) | np.isin(c.moved["tensor"], list(c.sent))  # see `pairs_have_one_key`
     refuse(~useful, lambda r: f"{c.transfer(r)} happened and nobody needs it")
     if not c.static:
         return
@@ -123,11 +123,11 @@ def transfers_as_long_as_links_allow(c: Columns) -> None:
     late = (m["ready_ns"] < 0) | (m["start_ns"] < m["ready_ns"])
     refuse(late, lambda r: f"{c.transfer(r)} started at {m['start_ns'][r]} ns, before it was ready")
     bound = travel_ns(c.machine, m["source"], m["destination"], m["tensor"], m["nbytes"])
-    took = m["end_ns"] - m["start_ns"]
-    dead = (took == 0) & (not c.static)  # a branch not taken sends tensors without weight
+    ns = m["end_ns"] - m["start_ns"]
+    dead = (ns == 0) & (not c.static)  # a branch not taken sends tensors without weight
     refuse(
-        (took < bound) & ~dead,
-        lambda r: f"{c.transfer(r)} took {took[r]} ns; latency and bandwidth allow no less than {bound[r]}",
+        (ns < bound) & ~dead,
+        lambda r: f"{c.transfer(r)} took {ns[r]} ns; latency and bandwidth allow no less than {bound[r]}",
     )
 
 
@@ -139,10 +139,10 @@ def transfers_have_data(c: Columns) -> None:
     produced = np.flatnonzero(producer != UNSET)
     row = c.done_row_of[c.moved["iteration"][produced] * c.n + producer[produced]]
     refuse(row == UNSET, lambda k: f"{c.transfer(produced[k])} happened, and its tensor was never made")
-    begun = c.moved["start_ns"][produced]
+    start = c.moved["start_ns"][produced]
     refuse(
-        begun < c.end[row],
-        lambda k: f"{c.transfer(produced[k])} started at {begun[k]} ns, before {c.tell_end(row[k])}",
+        start < c.end[row],
+        lambda k: f"{c.transfer(produced[k])} started at {start[k]} ns, before {c.tell_end(row[k])}",
     )
 
 

@@ -238,12 +238,12 @@ def nothing_goes_on_where_a_part_failed(c: Columns) -> None:
             (c.trace.status == FAILED) & (c.end != failed_ns),
             lambda r: f"{c.tell_end(r)} as failed; its device failed at {failed_ns[r]} ns",
         )
-    moved = c.moved
-    first = np.minimum(_failed_ns(c)[moved["source"]], _failed_ns(c)[moved["destination"]])
+    transfers = c.moved
+    first = np.minimum(_failed_ns(c)[transfers["source"]], _failed_ns(c)[transfers["destination"]])
     refuse(
-        moved["end_ns"] > first,
+        transfers["end_ns"] > first,
         lambda k: (
-            f"{c.transfer(k)} arrived at {moved['end_ns'][k]} ns; one of its ends failed at {first[k]} ns"
+            f"{c.transfer(k)} arrived at {transfers['end_ns'][k]} ns; one of its ends failed at {first[k]} ns"
         ),
     )
 
@@ -271,10 +271,10 @@ def _match_detections(c: Columns) -> Iterator[bool]:
     assert conditions is not None
     faults, at_ns = conditions.faults, detection.time_ns
     if detection.how == "timeout":
-        met, timeout_ns = c.job.meets[c.op], faults.collective_timeout_ns
-        rows, to_meet = np.flatnonzero(met & c.cut), c.iterations * c.job.meets.sum()
+        meets, timeout_ns = c.job.meets[c.op], faults.collective_timeout_ns
+        rows, to_meet = np.flatnonzero(meets & c.cut), c.iterations * c.job.meets.sum()
         if timeout_ns is not None:  # one was launched then; of one that has not begun no row tells when
-            yield bool((c.issue[rows] == at_ns - timeout_ns).any()) or not len(rows) or met.sum() < to_meet
+            yield bool((c.issue[rows] == at_ns - timeout_ns).any()) or not len(rows) or meets.sum() < to_meet
         return
     for failed in c.trace.broken:
         if detection.how == "health-check" and faults.health_check is not None and failed.kind != "link":

@@ -81,11 +81,11 @@ def durations(c: Columns) -> None:
     )
     fixed = np.array([device.keeps_durations for device in c.machine.devices])[c.device] | c.alone
     fixed &= ~c.job.meets[c.op] & ~c.cut
-    took, due, rows = c.end - c.start, c.trace.alone_ns.copy(), np.flatnonzero(fixed)
+    ns, due, rows = c.end - c.start, c.trace.alone_ns.copy(), np.flatnonzero(fixed)
     due[rows] = _due_ends(c, rows, c.start[rows]) - c.start[rows]
     refuse(
-        (fixed | ~c.live) & (took != due),
-        lambda r: f"{c.task(r)} took {took[r]} ns on {c.device_name(c.device[r])}, where it takes {due[r]}",
+        (fixed | ~c.live) & (ns != due),
+        lambda r: f"{c.task(r)} took {ns[r]} ns on {c.device_name(c.device[r])}, where it takes {due[r]}",
     )
 
 
@@ -111,8 +111,8 @@ def _due_ends(c: Columns, rows: IntArray, start: IntArray) -> IntArray:
 
 def rows_are_in_order(c: Columns) -> None:
     """Within a round of an instant, rows are ordered by lane, then id."""
-    begun = c.moved["start_ns"]
-    at_once = np.concatenate((c.start[c.start == c.end], begun[begun == c.moved["end_ns"]]))
+    start = c.moved["start_ns"]
+    at_once = np.concatenate((c.start[c.start == c.end], start[start == c.moved["end_ns"]]))
     ids = c.trace.tasks["id"]
     back = (c.start[1:] == c.start[:-1]) & (
         (c.stream[1:] < c.stream[:-1]) | ((c.stream[1:] == c.stream[:-1]) & (ids[1:] < ids[:-1]))
@@ -197,20 +197,20 @@ def pairs_have_one_key(c: Columns) -> None:
     """Every Recv met one Send of its key, frame and iteration, and every Send at most one Recv."""
     if not c.keys.recvs:
         return
-    n, moved = len(c.op), c.moved
+    n, transfers = len(c.op), c.moved
     recvs = np.flatnonzero(np.isin(c.op, list(c.keys.recvs)) & (c.trace.status != ABORTED))
-    carried = np.isin(moved["tensor"], list(c.sent))
+    carried = np.isin(transfers["tensor"], list(c.sent))
     source, recv = c.trace.met_rows.T
     refuse(~np.isin(recvs, recv), lambda k: f"{c.tell_start(recvs[k])} and met no send")
     rows = np.concatenate((source, recv))
     repeated = np.ones(len(rows), dtype=bool)
     repeated[np.unique(rows, return_index=True)[1]] = False
     refuse(repeated, lambda k: f"{c.either(rows[k])} met twice")
-    brought = np.isin(moved["id"][carried], c.trace.met[:, 0])
+    brought = np.isin(transfers["id"][carried], c.trace.met[:, 0])
     refuse(~brought, lambda k: f"{c.transfer(int(np.flatnonzero(carried)[k]))} was not asked for")
 
     keys = {**c.keys.sends, **c.keys.recvs}
-    op = np.concatenate((c.op, c.graph.tensor_producer[moved["tensor"]]))
+    op = np.concatenate((c.op, c.graph.tensor_producer[transfers["tensor"]]))
     iteration = c.trace.of_rows("iteration")
     frame = c.trace.tasks.get("frame", np.zeros(n, np.int64))
     sender = source < n  # a transfer has no frame of its own in a trace

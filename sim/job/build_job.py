@@ -35,8 +35,8 @@ def _costs_by_device(graph: Graph, machine: Machine) -> list[IntArray]:
     columns = []
     for device in machine.devices:
         named = device.name in graph.duration_by_kind
-        alike = (column for other, column in cached if cost_the_same(device, other))
-        column = None if named else next(alike, None)
+        columns_alike = (column for other, column in cached if cost_the_same(device, other))
+        column = None if named else next(columns_alike, None)
         if column is None:
             column = costs_ns(graph, device)
             ops = modelled_ops(graph, machine, device)  # their ranks are unknown until ops are placed

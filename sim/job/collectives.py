@@ -356,7 +356,7 @@ _NO_NETWORK: Final = "collectives cross no network: the machine has neither link
 
 
 def model_notice(graph: Graph, machine: Machine, c: Collectives | None, model: object) -> str | None:
-    """Return a line that names the model of collectives (or says that there is none), if nobody chose it.
+    """Return a line that names the model of collectives (or says that there is none), if no model was chosen.
 
     Folded ranks carry durations of their own, which the model gave for the whole machine.
     """
@@ -393,9 +393,9 @@ def modelled_ns(graph: Graph, machine: Machine, c: Collectives, selected: BoolAr
     times = []
     for entry in np.flatnonzero(selected)[first].tolist():
         try:
-            took = model.time_ns(call_of(graph, c, entry), machine)
+            ns = model.time_ns(call_of(graph, c, entry), machine)
         except InputError as error:
             raise (error if error.op is not None else error.about(graph.op_names[int(c.op[entry])])) from None
         source, op = f"{type(model).__name__}.time_ns", graph.op_names[int(c.op[entry])]
-        times += whole_numbers([took], source, below=LATEST_NS, of=[op]).tolist()
+        times += whole_numbers([ns], source, below=LATEST_NS, of=[op]).tolist()
     return np.array(times, np.int64)[index.ravel()]

@@ -97,8 +97,8 @@ def off_its_pin(graph: Graph, machine: Machine, device_of: IntArray) -> int | No
     """Return an op that is on a device that its pin does not allow; None: there is none."""
     n, devices_of = len(machine.devices), _devices_of_pins(graph, machine)
     fits = [code * n + device for code, devices in enumerate(devices_of) for device in devices]
-    away = np.flatnonzero((graph.pin_code != UNSET) & ~np.isin(graph.pin_code * n + device_of, fits))
-    return int(away[0]) if away.size else None
+    misplaced = np.flatnonzero((graph.pin_code != UNSET) & ~np.isin(graph.pin_code * n + device_of, fits))
+    return int(misplaced[0]) if misplaced.size else None
 
 
 def allowed_devices(graph: Graph, machine: Machine) -> BoolArray:
@@ -167,5 +167,5 @@ def crossing_reads(job: Job) -> tuple[BoolArray, IntArray, IntArray]:
     graph, home = job.graph, tensor_devices(job)
     reader = np.repeat(job.device_of, graph.inputs.counts())
     tensor = graph.inputs.indices
-    away = (home[tensor] != UNSET) & (home[tensor] != reader) & bool(job.machine.links)
-    return away, reader, home
+    crosses = (home[tensor] != UNSET) & (home[tensor] != reader) & bool(job.machine.links)
+    return crosses, reader, home

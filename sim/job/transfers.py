@@ -79,10 +79,10 @@ def check_routes(job: Job, flow: Flow) -> None:
         try:
             job.machine.route(source, destination)
         except InfeasibleError as error:
-            moved = np.flatnonzero((flow.source == source) & (flow.destination == destination))[0]
-            readers = flow.consumer[flow.producer == flow.n_ops + moved]
-            tensor = job.graph.tensor_name(int(flow.tensor[moved]))
-            if not len(readers):  # whoever meets it by key (`sim.readiness.rendezvous`)
+            transfer = np.flatnonzero((flow.source == source) & (flow.destination == destination))[0]
+            readers = flow.consumer[flow.producer == flow.n_ops + transfer]
+            tensor = job.graph.tensor_name(int(flow.tensor[transfer]))
+            if not len(readers):  # its reader meets it by key (`sim.readiness.rendezvous`)
                 raise InfeasibleError(f"{tensor!r} sends to another device: {error}") from None
             name = job.graph.op_names[int(readers[0])]
             message = f"op {name!r} reads {tensor!r} from another device: {error}"
@@ -170,8 +170,8 @@ def host_groups(job: Job, tensor: IntArray, source: IntArray, destination: IntAr
     served = np.full(len(source), UNSET)  # the device with launched ops
     hosted = np.array([link.host_copies for link in machine.links], bool)
     if hosted.any():
-        routes, way = machine.distinct_routes(source, destination, tensor)
-        copied = np.array([hosted[list(route)].any() for _, _, route in routes], bool)[way]
+        routes, route_of = machine.distinct_routes(source, destination, tensor)
+        copied = np.array([hosted[list(route)].any() for _, _, route in routes], bool)[route_of]
         served[copied] = source[copied]
     pageable = np.array([device.pageable for device in machine.devices])
     if pageable.any():
@@ -304,7 +304,7 @@ def travel_ns(
     machine: Machine, source: IntArray, destination: IntArray, tensor: IntArray, nbytes: IntArray
 ) -> IntArray:
     """Return the minimum travel time of each transfer."""
-    routes, way = machine.distinct_routes(source, destination, tensor)
+    routes, route_of = machine.distinct_routes(source, destination, tensor)
     travels = [Travel.along(machine, *route) for route in routes]
-    different, row = distinct_rows(way, nbytes)
+    different, row = distinct_rows(route_of, nbytes)
     return np.array([travels[k].ns(size) for k, size in different], np.int64)[row]

@@ -365,8 +365,8 @@ def _communicators(job: Job) -> Columns:
         "party_size": party_size,
         "party_meetings": np.cumsum(in_party) - in_party,
         "party_members": np.cumsum(in_party * party_size) - in_party * party_size,
+        **of_op,
     }
-    result |= of_op
     return result | _blank_columns(
         (in_line.sum(), "", "in_line"),
         (len(in_line), "", "line_issued line_done retried"),
@@ -462,7 +462,7 @@ def _queues(job: Job, flow: Flow, order: Order) -> Columns:
         # After the others, an empty queue for issuers that take nothing.
         sizes = np.append(np.bincount(order.pool, minlength=int(order.pool_of_issuer.max()) + 1), 0)
         queue_of = np.where(order.pool_of_issuer < 0, len(sizes) - 1, order.pool_of_issuer)
-    elif order.kind == "steal":  # it has lists of its own
+    elif order.kind == "steal":  # it has its own lists
         sizes = np.zeros(job.n_groups, np.int64)
     else:
         sizes = np.bincount(job.group_of, minlength=job.n_groups)
@@ -522,7 +522,7 @@ def _programs(flow: Flow, order: Order, group: IntArray) -> tuple[IntArray, IntA
 #     journal      a   b   ~a   c   ~b   ~c          a task takes, or (~) it has ended, as it happens
 #
 # and after the run, the memory model works out all allocations and frees
-# (`MemoryAfterwards`). If a task would have had to wait, it says so, and the run is discarded.
+# (`MemoryAfterwards`). If a task would have had to wait, it reports that, and the run is discarded.
 
 AT_ISSUE: Final = 1
 AT_START: Final = 2

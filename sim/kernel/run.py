@@ -134,9 +134,9 @@ def run(
     del kernel  # its other columns would take as much memory as the trace
     tasks = _rows_of(rows, ran, TASK_COLUMNS)
     ids = np.arange(job.iterations * flow.n_nodes).reshape(job.iterations, -1)
-    moved = _rows_of(ids[:, flow.n_ops :].ravel(), ran, TRANSFER_COLUMNS)
+    transfers = _rows_of(ids[:, flow.n_ops :].ravel(), ran, TRANSFER_COLUMNS)
     engine = "kernel (pure Python)" if lists else "kernel"
-    return Trace.from_columns(job, flow, policy, tasks, moved, memory=log, engine=engine)
+    return Trace.from_columns(job, flow, policy, tasks, transfers, memory=log, engine=engine)
 
 
 def to_the_end(kernel: Any) -> None:

@@ -60,7 +60,7 @@ def even_nbytes(sends: Sequence[Sequence[int]]) -> int:
 
 
 class CollectiveModel(Protocol):
-    """A model of how long collectives take whose ops give no duration."""
+    """A model of the duration of collectives whose ops give none."""
 
     def time_ns(self, call: Call, machine: Any) -> int:
         """Return the ns from the arrival of the last rank to the end.

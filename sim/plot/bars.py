@@ -146,14 +146,14 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
 
     if issuers:
         launched = ran[trace.job.launched[tasks["op"][ran]]]
-        paid = issue_costs_ns(trace.job)[tasks["op"][launched]]
+        cost = issue_costs_ns(trace.job)[tasks["op"][launched]]
         by_issue = np.argsort(tasks["issue_ns"][launched], kind="stable")  # streams start them otherwise
-        by_issue = by_issue[paid[by_issue] > 0]
-        launched, paid = launched[by_issue], paid[by_issue]
+        by_issue = by_issue[cost[by_issue] > 0]
+        launched, cost = launched[by_issue], cost[by_issue]
         issue = tasks["issue_ns"][launched]
         issuer_names = [issuer.name for issuer in machine.issuers()]
         kind, nobody = (np.full(len(launched), code) for code in (len(kinds) - 2, UNSET))
-        add(tasks["issuer"][launched], issuer_names, kind, issue - paid, issue, nobody)
+        add(tasks["issuer"][launched], issuer_names, kind, issue - cost, issue, nobody)
     streams, lane = trace.lanes
     kind, row, begins = code[tasks["op"][ran]], ran, trace.begins_ns
     start, end = begins[ran], tasks["end_ns"][ran]
@@ -167,14 +167,14 @@ def bars_of(trace: Record, *, links: bool = True, issuers: bool = False) -> Bars
         by_start = np.lexsort((end, start))
         ran, row, kind, start, end = (column[by_start] for column in (ran, row, kind, start, end))
     add(lane[ran], streams, kind, start, end, row)
-    moved = trace.transfers
-    if links and len(moved["tensor"]):
+    transfers = trace.transfers
+    if links and len(transfers["tensor"]):
         names = [device.name for device in machine.devices]
         pairs = [f"{source}→{destination}" for source in names for destination in names]
-        rows = np.arange(len(moved["tensor"]))
-        pair = moved["source"] * len(names) + moved["destination"]
+        rows = np.arange(len(transfers["tensor"]))
+        pair = transfers["source"] * len(names) + transfers["destination"]
         transfer_kind = np.full(len(rows), len(kinds) - 1)
-        add(pair, pairs, transfer_kind, moved["start_ns"], moved["end_ns"], len(trace) + rows)
+        add(pair, pairs, transfer_kind, transfers["start_ns"], transfers["end_ns"], len(trace) + rows)
     return Bars(lanes, kinds, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 

@@ -121,8 +121,8 @@ def _changes(d: Differences) -> Iterator[IntArray]:
     """Yield the kind of change of each row of A, then of B."""
     of_pair = np.full(len(d.pairs.a), _SAME)
     of_pair[d.resized] = _RESIZED
-    for way, far, near in ((-1, _EARLIER, _EARLIER_A_LITTLE), (1, _LATER, _LATER_A_LITTLE)):
-        shift = np.where(d.moved, way * d.moved_ns, 0)
+    for sign, far, near in ((-1, _EARLIER, _EARLIER_A_LITTLE), (1, _LATER, _LATER_A_LITTLE)):
+        shift = np.where(d.moved, sign * d.moved_ns, 0)
         of_pair[shift > 0] = near
         of_pair[(shift > 0) & (_LITTLE_DIVISOR * shift >= np.abs(d.moved_ns).max(initial=0))] = far
     for schedule, paired in ((d.a, d.pairs.a), (d.b, d.pairs.b)):

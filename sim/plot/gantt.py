@@ -226,10 +226,10 @@ def compare_gantt(
 
 def _negligible(trace: Record) -> bool:
     """Whether there are transfers, but all are too short to be seen."""
-    moved = trace.transfers
-    if not len(moved["tensor"]):
+    transfers = trace.transfers
+    if not len(transfers["tensor"]):
         return False
-    pair = moved["source"] * len(trace.job.machine.devices) + moved["destination"]
-    lasted = moved["end_ns"] - moved["start_ns"]
-    busy = np.bincount(pair, lasted)
-    return bool(busy.max() * _MIN_BUSY < trace.makespan_ns and lasted.max() * _MIN_LENGTH < trace.makespan_ns)
+    pair = transfers["source"] * len(trace.job.machine.devices) + transfers["destination"]
+    ns = transfers["end_ns"] - transfers["start_ns"]
+    busy = np.bincount(pair, ns)
+    return bool(busy.max() * _MIN_BUSY < trace.makespan_ns and ns.max() * _MIN_LENGTH < trace.makespan_ns)

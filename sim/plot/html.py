@@ -116,10 +116,10 @@ def bar_columns(trace: Record, bars: Bars, entry: IntArray, names: Codes[str]) -
     columns["iteration"][task] = tasks["iteration"][row]
     if "frame" in tasks:
         columns["frame"][task] = tasks["frame"][row]
-    row, moved = bars.row[moves] - n, trace.transfers
-    columns["ready"][moves] = start[moves] - moved["ready_ns"][row]
-    columns["nbytes"][moves] = moved["nbytes"][row]
-    columns["iteration"][moves] = moved["iteration"][row]
+    row, transfers = bars.row[moves] - n, trace.transfers
+    columns["ready"][moves] = start[moves] - transfers["ready_ns"][row]
+    columns["nbytes"][moves] = transfers["nbytes"][row]
+    columns["iteration"][moves] = transfers["iteration"][row]
     columns |= {"start": np.diff(start, prepend=0), "lasted": bars.end - start, "lane": bars.lane}
     columns |= {
         "slot": micro_batches(trace, bars),
@@ -161,13 +161,13 @@ def describe_run(derived: DerivedColumns, title: str, sections: Sequence[Section
     """
     trace = derived.trace
     total = max(trace.makespan_ns, 1)
-    alike: dict[tuple[tuple[str, float], ...], list[str]] = {}
+    devices: dict[tuple[tuple[str, float], ...], list[str]] = {}
     for name, parts in use_of_devices(derived).items():
         shares = tuple((part, round(ns / total, 6)) for part, ns in parts.items() if ns)
         if shares != (("idle", 1.0),):  # it has no work at all
-            alike.setdefault(shares, []).append(name)
-    use = [[list_names(names), shares] for shares, names in list(alike.items())[:_MAX_DEVICES]]
-    visible = {part for shares in alike for part, _ in shares}
+            devices.setdefault(shares, []).append(name)
+    use = [[list_names(names), shares] for shares, names in list(devices.items())[:_MAX_DEVICES]]
+    visible = {part for shares in devices for part, _ in shares}
     return {
         "title": title,
         "use": use,

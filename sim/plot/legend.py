@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 MOST: Final = 10
-"""Maximum entries of a legend: nobody can distinguish more colours."""
+"""Maximum entries of a legend: readers cannot distinguish more colours."""
 _WIDTH: Final = 32
 """Letters per line of the legend."""
 _NAMED: Final = 3
@@ -65,9 +65,9 @@ def colours_of(traces: Sequence[Record]) -> dict[str, str]:
     for trace in traces:
         kinds, code = coloured_by(trace.job.graph)
         ns = trace.tasks["end_ns"] - trace.tasks["start_ns"]
-        lasted = sums_by(code[trace.tasks["op"]], ns, len(kinds))
+        totals = sums_by(code[trace.tasks["op"]], ns, len(kinds))
         busy.update(dict.fromkeys(trace.job.graph.kinds, 0))
-        busy.update(dict(zip(kinds, lasted.tolist(), strict=True)))
+        busy.update(dict(zip(kinds, totals.tolist(), strict=True)))
     longest_first = sorted(busy, key=lambda kind: (-busy[kind], kind))
     return {kind: colour_of(kind) for kind in (*longest_first, WAITING, LAUNCH, TRANSFER)}
 
@@ -85,8 +85,8 @@ def legend_of(bars: Sequence[Bars], colours: Mapping[str, str]) -> list[Entry]:
     times = Counter[str]()
     for chart in bars:
         ns = np.bincount(chart.kind, chart.end - chart.start, len(chart.kinds)).astype(np.int64)
-        for kind, lasted in zip(chart.kinds, ns.tolist(), strict=True):  # an op may be of kind launch, too
-            times[kind] += lasted
+        for kind, total in zip(chart.kinds, ns.tolist(), strict=True):  # an op may be of kind launch, too
+            times[kind] += total
     return entries_of(+times, colours)
 
 
@@ -138,15 +138,15 @@ def with_bands(entries: Sequence[Entry], labels: Sequence[str], colours: Mapping
         Labels of the bands, from bottom to top.
     colours : mapping of str to str
     """
-    beside = group_pairs((colours[label], label) for label in labels)
+    by_colour = group_pairs((colours[label], label) for label in labels)
     labelled = []
     for entry in entries:
-        more = beside.pop(entry.colours[0], []) if len(entry.colours) == 1 else []
+        more = by_colour.pop(entry.colours[0], []) if len(entry.colours) == 1 else []
         kinds = tuple(dict.fromkeys([*entry.kinds, *more]))
         labelled.append(Entry(_join_kinds(kinds), kinds, entry.colours) if more else entry)
     memory = "memory: " if entries else ""  # resident memory, and that of other kinds
     return labelled + [
-        Entry(memory + _join_kinds(kinds), tuple(kinds), (colour,)) for colour, kinds in beside.items()
+        Entry(memory + _join_kinds(kinds), tuple(kinds), (colour,)) for colour, kinds in by_colour.items()
     ]
 
 

@@ -353,7 +353,7 @@ def memory(trace: Record, device: str, ax: Axes | None = None, *, title: str | N
     """Draw the bytes in use on a device over time, and mark the peak.
 
     One band is resident memory (parameters and inputs), the others the outputs of the kinds of op that hold
-    most; with an allocator, a line shows what it reserved, and the grey below it what it reserved in vain.
+    most; with an allocator, a line shows what it reserved, and the grey below it what is not in use.
 
     Parameters
     ----------

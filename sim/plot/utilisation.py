@@ -210,8 +210,8 @@ def op_points(trace: Record) -> list[OpPoints]:
     """
     graph, device, ran = trace.job.graph, trace.device, trace.tasks["op"]
     nbytes = graph.bytes_read + graph.bytes_written
-    lasted = trace.tasks["end_ns"] - trace.begins_ns
-    counts = trace.executed & (lasted > 0) & (graph.flops[ran] > 0) & (nbytes[ran] > 0)
+    duration = trace.tasks["end_ns"] - trace.begins_ns
+    counts = trace.executed & (duration > 0) & (graph.flops[ran] > 0) & (nbytes[ran] > 0)
     points = []
     devices = trace.job.machine.devices
     for members in _alike(devices):
@@ -219,7 +219,7 @@ def op_points(trace: Record) -> list[OpPoints]:
         if not len(rows):
             continue
         op, index = np.unique(ran[rows], return_inverse=True)
-        ns, flops = sums_by(index, lasted[rows], len(op)), graph.flops[op]
+        ns, flops = sums_by(index, duration[rows], len(op)), graph.flops[op]
         rate = flops * np.bincount(index) * float(NS_PER_S) / ns
         names, first = [devices[d].name for d in members], devices[members[0]]
         peaks, bandwidth = (first.cost or CostModel()).roofs(graph, first)
@@ -316,18 +316,18 @@ def _roofs(ax: Axes, trace: Record, sorts: Sequence[OpPoints]) -> None:
         if not math.isnan(slope) and math.isfinite(peak):
             left, right = min(left, peak / slope / 2), max(right, peak / slope * 4)
     top = ax.get_ylim()[1]
-    beside: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 8}
+    style: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 8}
     x = np.geomspace(left, right, 400)
     for (peak, slope), of_types in roofs.items():
         y = np.full(len(x), peak) if math.isnan(slope) else np.minimum(peak, slope * x)
         ax.plot(x, y, color=ink(), linewidth=0.9, linestyle=":", zorder=2)
         if math.isfinite(peak):
             prefix = f"{', '.join(of_types)}: " if of_types else ""
-            ax.annotate(f"{prefix}{format_flops(peak, digits=3)}/s", (right, peak), (-2, 3), **beside)
+            ax.annotate(f"{prefix}{format_flops(peak, digits=3)}/s", (right, peak), (-2, 3), **style)
             top = max(top, peak * 2)
         if not math.isnan(slope):
             above = float(x[60]), float(y[60])  # the roof, where no op is
-            ax.annotate(f"{format_bytes(slope, digits=3)}/s", above, (-3, 3), **beside)
+            ax.annotate(f"{format_bytes(slope, digits=3)}/s", above, (-3, 3), **style)
     ax.set_xlim(left, right)
     ax.set_ylim(top=top)
     for axis, (low, high), unit in ((ax.xaxis, ax.get_xlim(), ""), (ax.yaxis, ax.get_ylim(), "FLOP/s")):

@@ -63,25 +63,25 @@ def with_keyed_transfers(job: Job, flow: Flow, keys: RendezvousKeys) -> Flow:
         if where.setdefault(key, device) != device:
             names = " and ".join(machine.devices[d].name for d in (where[key], device))
             raise GraphError(f"what is sent with key {key!r} is received on {names}; give each a key")
-    away = [op for op, key in keys.sends.items() if where[key] != int(job.device_of[op])]
-    if not away or not machine.links:
+    remote = [op for op, key in keys.sends.items() if where[key] != int(job.device_of[op])]
+    if not remote or not machine.links:
         return flow
-    sends = np.array(away)
+    sends = np.array(remote)
     tensor = graph.first_output[sends]
     more = {
         "producer": sends,
-        "consumer": flow.n_nodes + np.arange(len(away)),
-        "distance": np.zeros(len(away), np.int64),
+        "consumer": flow.n_nodes + np.arange(len(remote)),
+        "distance": np.zeros(len(remote), np.int64),
         "carries": tensor,
         "tensor": tensor,
         "source": job.device_of[sends],
-        "destination": np.array([where[keys.sends[op]] for op in away]),
-        "nbytes": np.array([sent_nbytes(graph, op) for op in away]),
+        "destination": np.array([where[keys.sends[op]] for op in remote]),
+        "nbytes": np.array([sent_nbytes(graph, op) for op in remote]),
     }
     columns: dict[str, Any] = {
         name: np.concatenate((getattr(flow, name), column)) for name, column in more.items()
     }
-    return flow._replace(n_nodes=flow.n_nodes + len(away), **columns)
+    return flow._replace(n_nodes=flow.n_nodes + len(remote), **columns)
 
 
 _Key = tuple[str, int, str]

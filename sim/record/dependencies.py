@@ -131,10 +131,10 @@ def loop_ends_ns(trace: Record) -> dict[int, int]:
     host that launches ahead may be done with it sooner.)
     """
     frames, graph = _Frames(trace), trace.job.graph
-    tasks, moved = trace.tasks, trace.transfers
+    tasks, transfers = trace.tasks, trace.transfers
     part = np.array(parts(trace.job))
-    counts = np.append(np.ones(len(trace), bool), ~np.isin(moved["id"], trace.met[:, 0]))
-    of_row = part[np.append(tasks["op"], graph.tensor_producer[moved["tensor"]])]
+    counts = np.append(np.ones(len(trace), bool), ~np.isin(transfers["id"], trace.met[:, 0]))
+    of_row = part[np.append(tasks["op"], graph.tensor_producer[transfers["tensor"]])]
     columns = (of_row, *(trace.of_rows(name) for name in ("iteration", "frame", "end_ns")))
     latest: dict[tuple[int, int, int], int] = defaultdict(int)
     for *where, end in zip(*(column[counts].tolist() for column in columns), strict=True):
@@ -325,8 +325,8 @@ def _with_pairs(trace: Record, edges: TaskEdges) -> TaskEdges:
     source, recv = trace.met_rows.T
     graph, n = trace.job.graph, len(trace)
     sent = graph.first_output[trace.tasks["op"][np.minimum(source, n - 1)]]
-    moved = np.concatenate((np.zeros(n, np.int64), trace.transfers["tensor"]))
-    new = (source, recv, np.where(source < n, sent, moved[source]))
+    tensor = np.concatenate((np.zeros(n, np.int64), trace.transfers["tensor"]))
+    new = (source, recv, np.where(source < n, sent, tensor[source]))
     return TaskEdges(*(np.concatenate(pair) for pair in zip(edges, new, strict=True)))
 
 

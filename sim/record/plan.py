@@ -273,8 +273,8 @@ def plan_of(trace: Record, *, timed: bool = False) -> Plan:
     n = len(trace)
     # Rows have producers before their consumers. But at one instant, a launch that had to be paid for was
     # issued before the free launches of its issuer.
-    paid = (job.launched & (issue_costs_ns(job) > 0))[tasks["op"]]
-    in_order = np.lexsort((np.arange(n), ~paid, tasks["issue_ns"]))
+    is_paid = (job.launched & (issue_costs_ns(job) > 0))[tasks["op"]]
+    in_order = np.lexsort((np.arange(n), ~is_paid, tasks["issue_ns"]))
     edges = waited_for(trace, dependencies(trace))
     # Number in the plan of each row; a transfer has that of the task whose output it carries.
     number = np.full(n + len(trace.transfers["id"]), UNSET)

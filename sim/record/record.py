@@ -72,7 +72,7 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int]
         Columns of the trace.
     restarts : sequence of int
         Iterations at which everything restarted after a part of the machine failed: no meeting spans a
-        restart. A collective that waited in vain met nothing before the step was aborted.
+        restart. A collective that never met its ranks counts as meeting when its step was aborted.
     """
     c = job.collectives
     if c is None:
@@ -87,9 +87,9 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int]
     parties = since * len(c.op) + c.party[entry]
     key, meeting = np.unique(parties * (len(row) + 1) + number, return_inverse=True)
     party = key // (len(row) + 1) % len(c.op)
-    met, last = np.zeros(len(party), np.int64), np.full(len(party), UNSET)
-    np.maximum.at(met, meeting, start)
-    latest = np.flatnonzero(start == met[meeting])[::-1]
+    met_ns, last = np.zeros(len(party), np.int64), np.full(len(party), UNSET)
+    np.maximum.at(met_ns, meeting, start)
+    latest = np.flatnonzero(start == met_ns[meeting])[::-1]
     last[meeting[latest]] = row[latest]  # the last assignment wins, which is that of the first row
     _, ahead = _number_by_key(since * len(c.op) + c.line[entry])
     if (c.group != UNSET).any():
@@ -97,8 +97,8 @@ def meetings_of(job: Job, tasks: Mapping[str, IntArray], restarts: Sequence[int]
     ahead = np.where(ahead == UNSET, UNSET, row[ahead])
     size = np.bincount(meeting, minlength=len(party))
     incomplete = (size < np.array([len(members) for members in c.members])[party])[meeting]
-    np.maximum.at(met, meeting[incomplete], tasks["end_ns"][row[incomplete]])
-    return Meetings(row, entry, meeting, ahead, party, met, last, size)
+    np.maximum.at(met_ns, meeting[incomplete], tasks["end_ns"][row[incomplete]])
+    return Meetings(row, entry, meeting, ahead, party, met_ns, last, size)
 
 
 def _number_by_key(key: IntArray) -> tuple[IntArray, IntArray]:
@@ -308,8 +308,8 @@ class Record:
         late = (tasks["wait"] == Wait.NONE) & (tasks["start_ns"] > tasks["ready_ns"])
         by_issuer = tasks["issue_ns"] > tasks["ready_ns"]
         tasks["wait"] = np.where(late, np.where(by_issuer, Wait.ISSUER, Wait.STREAM), tasks["wait"])
-        moved = transfers["op"] - flow.n_ops
-        transfers |= {name: getattr(flow, name)[moved] for name in _FLOW_COLUMNS}
+        transfer = transfers["op"] - flow.n_ops
+        transfers |= {name: getattr(flow, name)[transfer] for name in _FLOW_COLUMNS}
         more["synchronisation"] = policy.synchronisation
         return cls(job, flow, type(policy).__name__, tasks, transfers, **more)
 
@@ -457,7 +457,7 @@ class Record:
 
     @cached_property
     def met_rows(self) -> IntArray:
-        """The pairs of `met` as rows; a Recv whose program was left before it ran has none."""
+        """The pairs of `met` as rows; a Recv that never ran, as its program ended early, has none."""
         ids = self.of_rows("id")
         met = self.met[np.isin(self.met, ids).all(axis=1)] if self.failed else self.met
         by_id = np.argsort(ids)
