@@ -218,16 +218,15 @@ class DataLoaderFields(InputPipeline):
         dispatched = replica.name_op("next", b - self.primed) if b >= self.primed else replica.epoch
         after = [dispatched]
         worker = {"worker": b % self.workers} if self.in_order or b < self.primed else {}
-        tag: dict[str, Any] = {"attributes": {"loader": replica.number, **worker}}
         if self.in_order:
             after += [replica.name_op("load", b - self.workers)] if b >= self.workers else []
-        loaded = replica.load("loader", b, ns, nbytes, after, **tag)
+        loader = {"loader": replica.number}
+        loaded = replica.load("loader", b, ns, nbytes, after, attributes={**loader, **worker})
         if self.pin_memory is not None:
-            pins: dict[str, Any] = {"attributes": {"loader": replica.number}}
-            loaded = replica.op("pin", "pin_memory", b, self.pin_memory, after=[loaded], **pins)
+            loaded = replica.op("pin", "pin_memory", b, self.pin_memory, after=[loaded], attributes=loader)
         if self.in_order:
             return [replica.next(b, [loaded])]
-        return [replica.next(b, [], "next_that_came", attributes={"loader": replica.number})]
+        return [replica.next(b, [], "next_that_came", attributes=loader)]
 
     def default_policy(self) -> Mapping[str, Any]:
         """Return the policy; with ``in_order: false``, the one that returns batches as they finish."""

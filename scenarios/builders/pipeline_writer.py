@@ -91,13 +91,13 @@ class PipelineWriter:
         self.admitted = self.mask["F"] & (self.stage == 0) & (self.k >= self.schedule.in_flight)
         self.admits = self.plane - self.schedule.micro_batches + self.k - self.schedule.in_flight
         needs = self._by_slot(
-            _where(~self.mask["F"], self.cell),
-            _where(self.recomputed & (self.gradient | self.mask["W"]), 2 * self.plane + self.cell),
-            _where(self.mask["W"], self.plane + self.cell),
-            _where(self.admitted, self.admits),
+            _select(~self.mask["F"], self.cell),
+            _select(self.recomputed & (self.gradient | self.mask["W"]), 2 * self.plane + self.cell),
+            _select(self.mask["W"], self.plane + self.cell),
+            _select(self.admitted, self.admits),
             (self.reader, self.source),
         )
-        makes = self._by_slot(_where(self.key != NOTHING, self.key))
+        makes = self._by_slot(_select(self.key != NOTHING, self.key))
         order, done = walk(needs, makes, first, n_keys)
         if done != first[1:]:
             stopped = [position - start for position, start in zip(done, first, strict=False)]
@@ -115,15 +115,15 @@ class PipelineWriter:
         table = Csr.group(rows, numbers, len(self.cell))
         return Csr(table.indptr[self.bounds], table.indices)
 
-    def _row(self, j: int) -> tuple[int, int, str, int]:
+    def _action(self, j: int) -> tuple[int, int, str, int]:
         """Return rank, stage, phase and micro-batch of an action."""
         return int(self.rank[j]), int(self.stage[j]), str(self.actions.phase[j]), int(self.k[j])
 
     # -- ops -----------------------------------------------------------------------------------
 
-    def _write(self, place: IntArray, cycle: IntArray | None) -> None:
+    def _write(self, order: IntArray, cycle: IntArray | None) -> None:
         """Write the slots, each at its place, and the ops between and behind them."""
-        end, slot, n = self.end, self.slot, len(place)
+        end, slot, n = self.end, self.slot, len(order)
         # The last backward of a stage on a rank is split into one op per bucket; so is its first forward
         # if parameters are gathered beside it.
         at_home = np.full(self.schedule.ranks * self.schedule.stages, UNSET)
@@ -147,16 +147,16 @@ class PipelineWriter:
         self.tensor[self.key[keyed]], self.op[self.key[keyed]] = first[keyed], last[slot[keyed]]
 
         end.ops, end.tensors, stride = len(slot_of), len(outputs.indices), end.pieces + 1
-        ahead = self._gathers(place * stride, last, split)
-        sent = self._write_followers((place + 1) * stride - 1, last, complete.tolist(), first, sizes)
+        ahead = self._write_gathers(order * stride, last, split)
+        sent = self._write_followers((order + 1) * stride - 1, last, complete.tolist(), first, sizes)
         output = self.read[1]
         read = np.where(output == 0, sent[self.source], self.tensor[self.source] + output)
         if cycle is not None:
-            self._copies(read, cycle[slot], stride * np.searchsorted(np.sort(cycle), cycle)[slot])
+            self._write_copies(read, cycle[slot], stride * np.searchsorted(np.sort(cycle), cycle)[slot])
         end.place = n * stride
         end.write()
         if not len(split):  # the optimizer step of the iteration before
-            updates = [(j, op) for j in heads.tolist() for op in end.updates.get(self._row(j)[:2], ())]
+            updates = [(j, op) for j in heads.tolist() for op in end.updates.get(self._action(j)[:2], ())]
             j, op = np.array(updates, np.int64).reshape(-1, 2).T
             ahead = np.stack([last[slot[j]] + 1 - pieces[slot[j]], op])
 
@@ -169,12 +169,12 @@ class PipelineWriter:
             names = [names[s] if count == 1 else f"{names[s]}/{p}" for s, p, count in parts]
         code = Codes[str]({"": UNSET})
         kind = code.of(self._join_names(letters))[slot_of]
-        ns, inside = (_piece(spent[slot_of], piece, count) for spent in self._slot_times(place))
-        places = place[slot_of] * stride + piece
-        numbers = np.stack([places, self.rank[head], ns, self.stage[head], self.k[head], inside, kind, kind])
+        ns, comm_ns = (_piece(spent[slot_of], piece, count) for spent in self._slot_times(order))
+        places = order[slot_of] * stride + piece
+        numbers = np.stack([places, self.rank[head], ns, self.stage[head], self.k[head], comm_ns, kind, kind])
         after = self._by_slot(
-            _where(self.mask["W"], self.op[self.plane + self.cell]),
-            _where(self.admitted, self.op[self.admits]),
+            _select(self.mask["W"], self.op[self.plane + self.cell]),
+            _select(self.admitted, self.op[self.admits]),
         )
         after = after.take(slot_of)
         rows, ops = np.append(np.stack([after.rows(), after.indices]), ahead, axis=1)
@@ -182,13 +182,13 @@ class PipelineWriter:
         tables = (self._inputs(read).take(slot_of), outputs, waits)
         self._extend(names, code, numbers, tables)
 
-    def _gathers(self, place: IntArray, last: IntArray, heads: IntArray) -> IntArray:
+    def _write_gathers(self, place: IntArray, last: IntArray, heads: IntArray) -> IntArray:
         """Gather parameters right before first forwards; return pairs (op of a slot, gather it waits for)."""
         edges = list[tuple[int, int]]()
         for j in heads[np.argsort(place[self.slot[heads]], kind="stable")].tolist():
             self.end.place = int(place[self.slot[j]])
             first = int(last[self.slot[j]]) + 1 - self.end.pieces
-            edges += enumerate(self.end.gather(*self._row(j)[:2]), first)
+            edges += enumerate(self.end.gather(*self._action(j)[:2]), first)
         return np.array(edges, np.int64).reshape(-1, 2).T
 
     def _write_followers(
@@ -199,21 +199,21 @@ class PipelineWriter:
         for j in sorted(complete, key=lambda j: (behind[j], j)):
             for before in reversed(range(end.pieces)):
                 end.place = behind[j] - before
-                end.on_gradients(*self._row(j)[:2], int(last[slot[j]]) - before)
+                end.on_gradients(*self._action(j)[:2], int(last[slot[j]]) - before)
         sent, last_op = self.tensor.copy(), last.copy()
         sums = np.array([stage.collectives_ns for stage in self.stages])[self.stage]
         for j in np.flatnonzero(sums * (self.mask["F"] | self.gradient)).tolist():
-            end.place, (rank, stage, phase, k) = behind[j], self._row(j)
+            end.place, (rank, stage, phase, k) = behind[j], self._action(j)
             name, ns = f"collective of {stage}{phase}{k}", self.stages[stage].collectives_ns
             passed: dict[str, Any] = {"inputs": (first[j],), "nbytes": sizes.row(j)[0]}
             op = end.append(rank, name, "collective", ns, stage=stage, micro_batch=k, **passed)
             last_op[slot[j]], sent[self.key[j]] = op, end.tensor(op)
-        for rank, (begin, over) in enumerate(pairwise(self.actions.first)):
-            if over > begin:
-                end.last[rank] = int(last_op[over - 1])
+        for rank, (begin, stop) in enumerate(pairwise(self.actions.first)):
+            if stop > begin:
+                end.last[rank] = int(last_op[stop - 1])
         if end.after_each_backward:
             for j in self.weights.tolist():
-                end.place, (rank, stage, _, k) = behind[j], self._row(j)
+                end.place, (rank, stage, _, k) = behind[j], self._action(j)
                 end.step(rank, stage, k)
         return sent
 
@@ -245,13 +245,13 @@ class PipelineWriter:
         kept_tensor = np.where(self.recomputed, self.tensor[2 * self.plane + self.cell], own_tensor)
         passing = np.array([stage_sizes["R"][1] > 0 for stage_sizes in self.sizes])[self.stage]
         homes = np.sort(np.unique(self.home, return_index=True)[1]).tolist()
-        resident = [(j, tensor) for j in homes for tensor in self.end.resident[self._row(j)[:2]]]
+        resident = [(j, tensor) for j in homes for tensor in self.end.resident[self._action(j)[:2]]]
         home, tensor = np.array(resident, np.int64).reshape(-1, 2).T
         return self._by_slot(
-            _where(self.mask["R"], own_tensor + 1),
-            _where(backward, kept_tensor + 2),
-            _where(backward & self.recomputed, own_tensor + 1),
-            _where(self.gradient & passing, kept_tensor + 1),
+            _select(self.mask["R"], own_tensor + 1),
+            _select(backward, kept_tensor + 2),
+            _select(backward & self.recomputed, own_tensor + 1),
+            _select(self.gradient & passing, kept_tensor + 1),
             (self.reader, read),
             (self.bounds[self.slot[home] + 1] - 1, tensor),
         )
@@ -266,7 +266,7 @@ class PipelineWriter:
         joined_ns[self.slot[first]] = forward_ns[first]  # the time of the slot's first forward counts
         single = joined_ns == NOTHING
         for slot in {*self.slot[self._share_row() > 0].tolist()} - {*np.flatnonzero(single).tolist()}:
-            parts = [self._row(j) for j in range(self.bounds[slot], self.bounds[slot + 1])]
+            parts = [self._action(j) for j in range(self.bounds[slot], self.bounds[slot + 1])]
             timed = [(self.stages[s].times.of(phase), self.shares.get(k, 1)) for _, s, phase, k in parts]
             if total := sum(ns for ns, _ in timed):  # reduced in proportion to the sum of the two
                 part = sum(ns * share for ns, share in timed)
@@ -285,7 +285,7 @@ class PipelineWriter:
         distinct = np.zeros(len(first), np.int64)
         begin = place[self.slot[rows[first]]]
         for j in np.argsort(begin).tolist():  # in order, so that the first phase without a time is reported
-            _, stage, phase, k = self._row(rows[first[j]])
+            _, stage, phase, k = self._action(rows[first[j]])
             distinct[j] = round_half_up(self.shares.get(k, 1) * times[stage].of(phase))
         times_ns[rows] = distinct[inverse]
         return Csr(self.bounds, np.arange(len(times_ns))).sums(times_ns)
@@ -299,11 +299,11 @@ class PipelineWriter:
         rows[6:8] = [code.of(words) for words in rows[6:8]]
         numbers = np.append(numbers, np.array(rows[:8], np.int64), axis=1)
         order = np.argsort(numbers[0], kind="stable")
-        _, rank, ns, stage, k, inside, kind, phase = numbers[:, order]
+        _, rank, ns, stage, k, comm_ns, kind, phase = numbers[:, order]
         inputs, outputs, after = map(_append_rows, tables, rows[8:])
         sorted_outputs = Csr(outputs.indptr, np.arange(len(outputs.indices))).take(order)
         op, tensor = _inverse(order), _inverse(sorted_outputs.indices)  # new number of each op and tensor
-        sorts, sort = distinct_rows(inside, (phase == code[BESIDE]).astype(np.int64))
+        sorts, sort = distinct_rows(comm_ns, (phase == code[BESIDE]).astype(np.int64))
         shared = [self._attributes(*values) for values in sorts]
         attributes = {n: shared[i] for n, i in enumerate(sort.tolist() if any(shared) else ()) if shared[i]}
         names, waits = [*names, *more], _renumber(after.take(order), op)
@@ -315,7 +315,7 @@ class PipelineWriter:
             duration_ns=ns,
             device=(self.devices, rank),
             after=waits,
-            # What is written later is of the iteration before
+            # An op that is written later belongs to the previous iteration.
             after_distance=(waits.indices > waits.rows()).astype(np.int64),
             stage=stage,
             micro_batch=k,
@@ -338,7 +338,7 @@ class PipelineWriter:
 
     # -- copies on compute streams ---------------------------------------------------------------
 
-    def _copies(self, read: IntArray, cycle: IntArray, fence: IntArray) -> None:
+    def _write_copies(self, read: IntArray, cycle: IntArray, fence: IntArray) -> None:
         """Write the copies that slots read at the fence of their cycle, and redirect the slots to the copies.
 
         Stages come in ascending order, skips before boundaries.
@@ -348,14 +348,14 @@ class PipelineWriter:
         placed = np.array(self.schedule.placements)[np.array(self.schedule.replica_of)[k], source]
         order = np.lexsort((output, source, self.source, output == 0, k, self.stage[reader], cycle[reader]))
         for j in order[(placed != self.rank[reader])[order]].tolist():
-            rank, stage, phase, micro_batch = self._row(reader[j])
+            rank, stage, phase, micro_batch = self._action(reader[j])
             text = f"copy for {stage}{phase}{micro_batch}"
             text += f" ({output[j]} of stage {source[j]})" if output[j] else ""
             self.end.place = int(fence[reader[j]])
             (size,) = self._share((int(nbytes[j]),), micro_batch)
-            read[j] = self._copy(text, int(read[j]), size, int(placed[j]), rank)
+            read[j] = self._write_copy(text, int(read[j]), size, int(placed[j]), rank)
 
-    def _copy(self, text: str, tensor: int, nbytes: int, source: int, destination: int) -> int:
+    def _write_copy(self, text: str, tensor: int, nbytes: int, source: int, destination: int) -> int:
         """Write both ends of a copy: each posts that it is ready, and copies when the other has posted."""
         sides = (("from", source), ("to", destination))
         ends = [(f"{text} {side} {self.devices[rank]}", rank) for side, rank in sides]
@@ -367,7 +367,7 @@ class PipelineWriter:
         return self.end.tensor(op)
 
 
-def _where(mask: BoolArray, column: IntArray) -> tuple[IntArray, IntArray]:
+def _select(mask: BoolArray, column: IntArray) -> tuple[IntArray, IntArray]:
     """Return the rows where the mask holds, and the column's values there."""
     return np.flatnonzero(mask), column[mask]
 

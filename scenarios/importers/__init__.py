@@ -32,7 +32,7 @@ __all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "wri
 
 _GROUP = "sim.importers"
 
-_MOST_SAMPLES = 2**40
+_MAX_SAMPLES = 2**40
 """Largest batch size accepted: more than fits any memory."""
 
 
@@ -102,7 +102,7 @@ def _file_names(path: StrPath | Sequence[StrPath]) -> str:
     """Return the name of one file or several for messages."""
     if isinstance(path, str | os.PathLike):
         return os.fspath(path)
-    return list_names([os.fspath(each) for each in path] or ["no file"])
+    return list_names([os.fspath(file) for file in path] or ["no file"])
 
 
 def convert(
@@ -164,12 +164,12 @@ def _importer(path: StrPath, format: str | None) -> Importer:
     name, head = os.path.basename(os.fspath(path)), read_head(path)
     if not head:
         raise InputError(f"{path}: is empty")
-    for known in plugins.names(_GROUP):
-        importer = check_importer(known)
+    for format_name in plugins.names(_GROUP):
+        importer = check_importer(format_name)
         if importer.recognises(name, head):
             return importer
     refuse_no_graph(path, head)
-    formats = "\n".join(f"  {known.name}: {known.summary}" for known in plugins.describe(_GROUP))
+    formats = "\n".join(f"  {entry.name}: {entry.summary}" for entry in plugins.describe(_GROUP))
     raise InputError(f"{path}: no known format; convert it with sim import --format NAME, one of\n{formats}")
 
 
@@ -181,7 +181,7 @@ def check_importer(name: str) -> Importer:
     return cast("Importer", importer)
 
 
-_OF_DAMAGE: Final = (
+_DAMAGE_ERRORS: Final = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -197,20 +197,20 @@ def _load(
     importer: Importer, path: StrPath | Sequence[StrPath], batch: int | None, options: dict[str, Any]
 ) -> Graph:
     _, *others = parameters(importer.load).items()
-    taken = dict(others)
-    at_batch = {} if taken.pop("batch", None) is None else {"batch": batch}
+    accepted = dict(others)
+    at_batch = {} if accepted.pop("batch", None) is None else {"batch": batch}
     if batch is not None and not at_batch:
         only = "its numbers are those of one batch size"
         raise InputError(f"{_file_names(path)}: {only}, so batch={batch} cannot be set")
-    added = {} if "attributes" in taken else {"attributes": options.get("attributes", {})}
-    own = {name: value for name, value in options.items() if name not in added}
-    given = arguments(f"the importer of {_file_names(path)}", taken, own)
-    at_most(_MOST_SAMPLES, batch or 1, "samples in a batch")
+    added = {} if "attributes" in accepted else {"attributes": options.get("attributes", {})}
+    chosen = {name: value for name, value in options.items() if name not in added}
+    keywords = arguments(f"the importer of {_file_names(path)}", accepted, chosen)
+    at_most(_MAX_SAMPLES, batch or 1, "samples in a batch")
     try:
-        graph = importer.load(path, **at_batch, **given)
-    except _OF_DAMAGE as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise InputError(f"{_file_names(path)}: cannot be read; the file may be damaged ({what})") from error
+        graph = importer.load(path, **at_batch, **keywords)
+    except _DAMAGE_ERRORS as error:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise InputError(f"{_file_names(path)}: cannot be read; the file may be damaged ({cause})") from error
     return _with_attributes(graph, added["attributes"]) if added else graph
 
 

@@ -72,10 +72,10 @@ from sim.graph.walks import Dag, least_first
 #   that launches the copy was recorded with that wait included. Its own time becomes the median of the
 #   trace's launching ops.
 
-_BACK: Final = re.compile(r"(DtoH|DeviceToHost).*Pageable", re.I)
+_PAGEABLE_COPY: Final = re.compile(r"(DtoH|DeviceToHost).*Pageable", re.I)
 _TO_HOST: Final = re.compile(r"DtoH|DeviceToHost", re.I)
 _ITEM: Final = re.compile(r"_local_scalar_dense|aten::item\b")
-_COMMUNICATES: Final = frozenset({"collective", "send", "recv"})
+_COMMUNICATION: Final = frozenset({"collective", "send", "recv"})
 
 
 _COLLECTIVES: Final = (
@@ -84,7 +84,7 @@ _COLLECTIVES: Final = (
 )  # fmt: skip
 """Types of collective, numbered from 0."""
 _RANK: Final = re.compile(r"(\d+)\.(et|chakra)(\.gz)?$")
-_OF_PYTORCH: Final = ("rf_id", "seq_id", "op_schema")
+_PYTORCH_ATTRIBUTES: Final = ("rf_id", "seq_id", "op_schema")
 
 
 def recognises(name: str, head: bytes) -> bool:
@@ -124,22 +124,22 @@ def load(path: StrPath | Sequence[StrPath], *, unknown: Literal["warn", "error"]
     UserWarning
         The number of dependencies on unknown nodes, and some of the ids.
     """
-    paths, name, one = trace_files(path, "chakra")
-    traces = [_Trace(path, None if one else rank, unknown) for rank, path in _ranks(paths, one)]
-    if not one:
-        _meet(traces)
-        _send(traces)
+    paths, name, single = trace_files(path, "chakra")
+    traces = [_Trace(path, None if single else rank, unknown) for rank, path in _ranks(paths, single)]
+    if not single:
+        _match_collectives(traces)
+        _match_messages(traces)
     builder = GraphBuilder(name)
     for trace in traces:
         with in_file(trace.path):
             trace.add_to(builder)
-    with in_file(paths[0] if one else name):
+    with in_file(paths[0] if single else name):
         return builder.build()
 
 
-def _ranks(paths: Sequence[StrPath], one: bool) -> list[tuple[int, StrPath]]:
+def _ranks(paths: Sequence[StrPath], single: bool) -> list[tuple[int, StrPath]]:
     """Return the files with their ranks, in order."""
-    if one:
+    if single:
         return [(0, paths[0])]
     ranks = []
     for path in paths:
@@ -156,19 +156,19 @@ class _Trace:
     def __init__(self, path: StrPath, rank: int | None, unknown: str) -> None:
         self.path, self.rank = path, rank
         self.nodes = nodes = read_nodes(path)
-        place = {node.id: i for i, node in enumerate(nodes)}
-        if len(place) < len(nodes):
-            raise GraphError(f"{path}: {len(nodes) - len(place)} node id(s) are there twice")
-        self.pytorch = any(name in node.attributes for node in nodes for name in _OF_PYTORCH)
-        _report(path, nodes, place, unknown)
+        index = {node.id: i for i, node in enumerate(nodes)}
+        if len(index) < len(nodes):
+            raise GraphError(f"{path}: {len(nodes) - len(index)} node id(s) are there twice")
+        self.pytorch = any(name in node.attributes for node in nodes for name in _PYTORCH_ATTRIBUTES)
+        _report_missing(path, nodes, index, unknown)
         self.parent = [
-            [place[other] for other in node.ctrl_deps if other in place and other != node.id]
+            [index[other] for other in node.ctrl_deps if other in index and other != node.id]
             for node in nodes
         ]
         self.needs = [
-            [place[other] for other in dict.fromkeys(node.data_deps) if other in place]
-            + ([] if self.pytorch else own)
-            for node, own in zip(nodes, self.parent, strict=True)
+            [index[other] for other in dict.fromkeys(node.data_deps) if other in index]
+            + ([] if self.pytorch else deps)
+            for node, deps in zip(nodes, self.parent, strict=True)
         ]
         prefix, self.number = ("", "") if rank is None else (f"rank{rank}/", str(rank))
         self.names = [
@@ -188,8 +188,8 @@ class _Trace:
         self.lanes = [_lane(node) for node in nodes]
         """Device, and stream or thread, of each node; None: unknown."""
         self.launcher: list[int | None] = [
-            None if node.on_host else max((d for d in own if nodes[d].on_host), key=self._began, default=None)
-            for node, own in zip(nodes, self.needs, strict=True)
+            None if node.on_host else max((d for d in deps if nodes[d].on_host), key=self._key, default=None)
+            for node, deps in zip(nodes, self.needs, strict=True)
         ]
         """Host op that launched each kernel."""
 
@@ -199,10 +199,10 @@ class _Trace:
 
     def calls(self) -> list[RecordedCall]:
         """Return the collectives of the GPU, in order."""
-        ranks, found = self._ranks_of_groups, []
+        ranks, calls = self._ranks_of_groups, []
         for i in self.issued:
             node = self.nodes[i]
-            if node.on_host or node.type not in _COMMUNICATES:
+            if node.on_host or node.type not in _COMMUNICATION:
                 continue
             dimensions = node.attributes.get("involved_dim", ())
             name = node.attributes.get("pg_name")
@@ -214,8 +214,8 @@ class _Trace:
             group = None if name is None else (str(name), str(ranks.get(str(name), "")))
             if not self.message(i):
                 end_ns = (node.start_ns or 0) + node.duration_ns
-                found.append(RecordedCall(i, _kind(node), self.lanes[i], end_ns, group))
-        return found
+                calls.append(RecordedCall(i, _kind(node), self.lanes[i], end_ns, group))
+        return calls
 
     def message(self, i: int) -> tuple[int, int, int] | None:
         """Return source, destination and tag of a message, if the trace of a rank has them."""
@@ -223,15 +223,16 @@ class _Trace:
         ends = {"send": ("comm_src", "comm_dst"), "recv": ("comm_dst", "comm_src")}.get(node.type)
         if self.rank is None or ends is None:
             return None
-        own, other = (node.attributes.get(end) for end in ends)
+        own_rank, other_rank = (node.attributes.get(end) for end in ends)
         tag = node.attributes.get("comm_tag", 0)
-        if type(other) is not int or type(tag) is not int or own not in (None, self.rank):
+        if type(other_rank) is not int or type(tag) is not int or own_rank not in (None, self.rank):
             return None
-        return (self.rank, other, tag) if node.type == "send" else (other, self.rank, tag)
+        return (self.rank, other_rank, tag) if node.type == "send" else (other_rank, self.rank, tag)
 
     # -- order, and dependencies that the trace leaves out ------------------------------------------
 
-    def _began(self, i: int) -> int:
+    def _key(self, i: int) -> int:
+        """Return what orders a node: its recorded start, or its id if the trace has no starts."""
         start_ns = self.nodes[i].start_ns
         return self.nodes[i].id if self.begin_ns is None or start_ns is None else start_ns
 
@@ -241,50 +242,51 @@ class _Trace:
         nodes, launcher = self.nodes, self.launcher
 
         def key(i: int) -> tuple[int, int, int]:
-            launched = launcher[i]
-            began = self._began(i if self.begin_ns is not None or launched is None else launched)
-            return began, launched is not None, nodes[i].id
+            host_op = launcher[i]
+            began = self._key(i if self.begin_ns is not None or host_op is None else host_op)
+            return began, host_op is not None, nodes[i].id
 
-        needs = [[*own] for own in self.needs]
+        needs = [[*deps] for deps in self.needs]
         followers: list[list[int]] = [[] for _ in nodes]
-        for i, own in enumerate(needs):
-            for other in own:
+        for i, deps in enumerate(needs):
+            for other in deps:
                 followers[other].append(i)
         return least_first(Dag(followers, needs), [key(i) for i in range(len(nodes))])
 
     @cached_property
     def before(self) -> list[list[int]]:
         """Dependencies of each node that the trace leaves out."""
-        found: list[list[int]] = [[] for _ in self.nodes]
+        edges: list[list[int]] = [[] for _ in self.nodes]
         if len(self.issued) < len(self.nodes):  # a cycle: no dependencies are added
-            return found
+            return edges
         last: dict[Hashable, int] = {}
         computing: dict[Hashable, int] = {}
         awaited: dict[Hashable, list[int]] = defaultdict(list)
         for i in self.issued:
             lane = self.lanes[i]
             if lane is not None:
-                found[i] += [last[lane]] if lane in last else []
+                edges[i] += [last[lane]] if lane in last else []
                 last[lane] = i
-            launched = self.launcher[i]
-            thread = lane if launched is None else self.lanes[launched]
+            launcher = self.launcher[i]
+            thread = lane if launcher is None else self.lanes[launcher]
             if self.nodes[i].on_host:
-                found[i] += awaited.pop(thread, [])
-            elif self.nodes[i].type in _COMMUNICATES:
+                edges[i] += awaited.pop(thread, [])
+            elif self.nodes[i].type in _COMMUNICATION:
                 if self.pytorch and thread in computing and self.lanes[computing[thread]] != lane:
-                    found[i].append(computing[thread])
-            elif launched is not None:
+                    edges[i].append(computing[thread])
+            elif launcher is not None:
                 computing[thread] = i
                 if self.reads_back(i):
                     awaited[thread].append(i)
-        return found
+        return edges
 
     def reads_back(self, i: int) -> bool:
         """Whether a task is a copy that the host waits for."""
-        name, launched = self.nodes[i].name, self.launcher[i]
-        if launched is None or not self.pytorch:
+        name, launcher = self.nodes[i].name, self.launcher[i]
+        if launcher is None or not self.pytorch:
             return False
-        return bool(_BACK.search(name) or (_TO_HOST.search(name) and _ITEM.search(self.nodes[launched].name)))
+        is_item = _TO_HOST.search(name) and _ITEM.search(self.nodes[launcher].name)
+        return bool(_PAGEABLE_COPY.search(name) or is_item)
 
     @cached_property
     def flows(self) -> Mapping[int, TaskFlow]:
@@ -298,30 +300,30 @@ class _Trace:
 
     def _writes(self, i: int) -> list[Tensor]:
         """Return the tensors that a task writes: recorded outputs, and those written in place."""
-        node, launched = self.nodes[i], self.launcher[i]
-        if node.type in _COMMUNICATES and not node.writes:
+        node, launcher = self.nodes[i], self.launcher[i]
+        if node.type in _COMMUNICATION and not node.writes:
             return node.reads
-        schemas = (self.nodes[k].attributes.get("op_schema", "") for k in (i, launched) if k is not None)
+        schemas = (self.nodes[k].attributes.get("op_schema", "") for k in (i, launcher) if k is not None)
         schema = next((text for text in schemas if text), "")
         if "!)" not in schema:
             return node.writes
-        given = arguments(node.values)
-        return [*node.writes, *(one for k in written_arguments(schema) if k < len(given) for one in given[k])]
+        args = arguments(node.values)
+        return [*node.writes, *(t for k in written_arguments(schema) if k < len(args) for t in args[k])]
 
     def _operator(self, i: int) -> Hashable:
         """Return a key for the operator call that launched a task, and its stream."""
-        launched = self.launcher[i]
-        for node in (i, launched):
+        launcher = self.launcher[i]
+        for node in (i, launcher):
             if node is not None and (number := self.nodes[node].attributes.get("rf_id")):
                 return "rf", number, self.lanes[i]
-        return None if launched is None else ("id", launched, self.lanes[i])
+        return None if launcher is None else ("id", launcher, self.lanes[i])
 
     def _waits(self) -> dict[int, tuple[int, int]]:
         """Return host ops that waited: their own time, and their wait."""
-        launching = {launched for launched in self.launcher if launched is not None}
+        launching = {op for op in self.launcher if op is not None}
         waiting = {self.launcher[i] for i in range(len(self.nodes)) if self.reads_back(i)}
-        own = sorted(self.nodes[i].duration_ns for i in launching - waiting)
-        usual = own[len(own) // 2] if own else 0
+        own_ns = sorted(self.nodes[i].duration_ns for i in launching - waiting)
+        usual = own_ns[len(own_ns) // 2] if own_ns else 0
         recorded = {i: self.nodes[i].duration_ns for i in launching & waiting}
         return {i: (min(usual, ns), max(0, ns - usual)) for i, ns in recorded.items()}
 
@@ -351,7 +353,7 @@ class _Trace:
         """Return the duration, bytes and cost of an op."""
         node = self.nodes[i]
         duration: int | None = self.transfer_ns.get(i, node.duration_ns)
-        read, written = (sum(one.nbytes for one in tensors) for tensors in (node.reads, node.writes))
+        read, written = (sum(tensor.nbytes for tensor in tensors) for tensors in (node.reads, node.writes))
         members = self.communicator[i][1] if i in self.communicator else 1
         if size := node.amount("comm_size"):
             read, written = size, size * members if _kind(node) == "all_gather" else size
@@ -366,28 +368,28 @@ class _Trace:
     def _attributes(self, i: int) -> dict[str, Any]:
         """Return the attributes of an op: those of the node, some under other names."""
         node = self.nodes[i]
-        found = {k: v for k, v in node.attributes.items() if k not in ("is_cpu_op", "stream", "tid")}
+        attributes = {k: v for k, v in node.attributes.items() if k not in ("is_cpu_op", "stream", "tid")}
         if self.pytorch and self.parent[i]:
-            found["parent"] = self.names[self.parent[i][0]]
-        lane, launched = self.lanes[i], self.launcher[i]
+            attributes["parent"] = self.names[self.parent[i][0]]
+        lane, launcher = self.lanes[i], self.launcher[i]
         if lane is not None:
-            found[lane[0]] = lane[1]
+            attributes[lane[0]] = lane[1]
         if not node.on_host:
-            found["kernel"] = node.name
-            if launched is not None:
-                found["operator"] = re.sub(r"\(\d+\)$", "", self.nodes[launched].name)
+            attributes["kernel"] = node.name
+            if launcher is not None:
+                attributes["operator"] = re.sub(r"\(\d+\)$", "", self.nodes[launcher].name)
         elif short_name(node.name) != node.name:
-            found["full_name"] = node.name
+            attributes["full_name"] = node.name
         if node.start_ns is not None and self.begin_ns is not None:
-            found["recorded_start_ns"] = node.start_ns - self.begin_ns
+            attributes["recorded_start_ns"] = node.start_ns - self.begin_ns
         name = node.attributes.get("pg_name")
         if name is not None and not node.on_host:
-            found |= kineto_ranks.process_group(str(name), str(self._ranks_of_groups.get(str(name), "")))
+            attributes |= kineto_ranks.process_group(str(name), str(self._ranks_of_groups.get(str(name), "")))
         if i in self.communicator:
-            found["communicator"] = self.communicator[i][0]
+            attributes["communicator"] = self.communicator[i][0]
             if node.duration_ns:
-                found["recorded_ns"] = node.duration_ns
-        return found
+                attributes["recorded_ns"] = node.duration_ns
+        return attributes
 
 
 def _lane(node: ChakraNode) -> tuple[str, int] | None:
@@ -407,15 +409,15 @@ def _kind(node: ChakraNode) -> str:
     return kind_of(node.name) if node.type == "comp" else node.type
 
 
-def _report(path: StrPath, nodes: list[ChakraNode], place: Mapping[int, int], unknown: str) -> None:
+def _report_missing(path: StrPath, nodes: list[ChakraNode], index: Mapping[int, int], unknown: str) -> None:
     """Warn, or raise, if dependencies are on nodes that do not exist."""
-    for what in ("data_deps", "ctrl_deps"):
-        missing = [(node.id, other) for node in nodes for other in getattr(node, what) if other not in place]
+    for key in ("data_deps", "ctrl_deps"):
+        missing = [(node.id, other) for node in nodes for other in getattr(node, key) if other not in index]
         if not missing:
             continue
-        some = ", ".join(f"{node} on {other}" for node, other in missing[:4])
+        examples = ", ".join(f"{node} on {other}" for node, other in missing[:4])
         message = (
-            f"{path}: {len(missing)} {what} name nodes that are not in the file ({some}"
+            f"{path}: {len(missing)} {key} name nodes that are not in the file ({examples}"
             f"{', ...' if len(missing) > 4 else ''})"
         )
         if unknown == "error":
@@ -426,19 +428,19 @@ def _report(path: StrPath, nodes: list[ChakraNode], place: Mapping[int, int], un
 # -- ranks ----------------------------------------------------------------------------------------
 
 
-def _meet(traces: Sequence[_Trace]) -> None:
+def _match_collectives(traces: Sequence[_Trace]) -> None:
     """Set the meetings of each rank's collectives, and time 0 on its clock."""
     paths = {trace.rank or 0: trace.path for trace in traces}
     calls = {trace.rank or 0: trace.calls() for trace in traces}
-    if not any(call for own in calls.values() for call in own):
+    if not any(call for rank_calls in calls.values() for call in rank_calls):
         return
     groups = kineto_ranks.communicators(calls, paths)
     for name, members in groups.items():
-        for met in zip(*members.values(), strict=True):
-            together = [traces[rank].nodes[i].duration_ns for rank, i in zip(members, met, strict=True)]
-            for rank, i in zip(members, met, strict=True):
+        for indices in zip(*members.values(), strict=True):
+            durations = [traces[rank].nodes[i].duration_ns for rank, i in zip(members, indices, strict=True)]
+            for rank, i in zip(members, indices, strict=True):
                 traces[rank].communicator[i] = name, len(members)
-                traces[rank].transfer_ns[i] = min(together)
+                traces[rank].transfer_ns[i] = min(durations)
     if all(trace.begin_ns is not None for trace in traces):
         offsets = kineto_ranks.clock_offsets(calls, groups, paths)
         first = min((trace.begin_ns or 0) + offsets[trace.rank or 0] for trace in traces)
@@ -446,7 +448,7 @@ def _meet(traces: Sequence[_Trace]) -> None:
             trace.begin_ns = first - offsets[trace.rank or 0]
 
 
-def _send(traces: Sequence[_Trace]) -> None:
+def _match_messages(traces: Sequence[_Trace]) -> None:
     """Match each recv with its send: the n-th of the same sender, receiver and tag."""
     ends = group_pairs(
         (message, (trace, i))
@@ -455,13 +457,13 @@ def _send(traces: Sequence[_Trace]) -> None:
         if (message := trace.message(i)) is not None
     )
     for (sender, receiver, tag), calls in sorted(ends.items()):
-        sent = [(trace, i) for trace, i in calls if trace.nodes[i].type == "send"]
-        got = [(trace, i) for trace, i in calls if trace.nodes[i].type == "recv"]
-        if len(sent) != len(got):
+        sends = [(trace, i) for trace, i in calls if trace.nodes[i].type == "send"]
+        recvs = [(trace, i) for trace, i in calls if trace.nodes[i].type == "recv"]
+        if len(sends) != len(recvs):
             raise InputError(
-                f"{(sent or got)[0][0].path}: rank {sender} sends {len(sent)} messages with tag {tag} to "
-                f"rank {receiver}, which receives {len(got)}"
+                f"{(sends or recvs)[0][0].path}: rank {sender} sends {len(sends)} messages with tag {tag} to "
+                f"rank {receiver}, which receives {len(recvs)}"
             )
-        for (source, k), (sink, i) in zip(sent, got, strict=True):
+        for (source, k), (sink, i) in zip(sends, recvs, strict=True):
             source.sends[k] = [source.nodes[k].amount("comm_size")]
             sink.arrives[i] = [source.names[k]]

@@ -42,23 +42,23 @@ def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     >>> list(fields(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69])))
     [(1, 0, 150), (2, 2, b'hi')]
     """
-    at, end = 0, len(_bytes(message))
-    while at < end:
-        key, at = (message[at], at + 1) if message[at] < 0x80 else _varint(message, at)
+    pos, end = 0, len(_bytes(message))
+    while pos < end:
+        key, pos = (message[pos], pos + 1) if message[pos] < 0x80 else _varint(message, pos)
         wire = key & 7
         value: int | bytes
         if wire == 0 or wire == 2:
-            short = at < end and message[at] < 0x80
-            number, at = (message[at], at + 1) if short else _varint(message, at)
+            short = pos < end and message[pos] < 0x80
+            number, pos = (message[pos], pos + 1) if short else _varint(message, pos)
             value, size = number, number if wire == 2 else 0
         elif wire == 1 or wire == 5:
             size = 8 if wire == 1 else 4
         else:
             raise InputError(f"a protobuf field has the wire type {wire}, which does not exist")
         if wire:
-            if at + size > end:
+            if pos + size > end:
                 raise InputError("a protobuf message ends in the middle of a field")
-            value, at = message[at : at + size], at + size
+            value, pos = message[pos : pos + size], pos + size
         yield key >> 3, wire, value
 
 
@@ -70,24 +70,24 @@ def delimited_messages(content: bytes) -> Iterator[bytes]:
     InputError
         The file ends in the middle of a message.
     """
-    at = 0
-    while at < len(content):
-        size, at = _varint(content, at)
-        if at + size > len(content):
+    pos = 0
+    while pos < len(content):
+        size, pos = _varint(content, pos)
+        if pos + size > len(content):
             raise InputError("the file ends in the middle of a message")
-        yield content[at : at + size]
-        at += size
+        yield content[pos : pos + size]
+        pos += size
 
 
 def read_varints(value: int | bytes) -> list[int]:
     """Return a repeated field of varints, packed or not."""
     if isinstance(value, int):
         return [value]
-    found, at = [], 0
-    while at < len(value):
-        number, at = _varint(value, at)
-        found.append(number)
-    return found
+    numbers, pos = [], 0
+    while pos < len(value):
+        number, pos = _varint(value, pos)
+        numbers.append(number)
+    return numbers
 
 
 def as_signed(value: Any) -> int:
@@ -98,10 +98,10 @@ def as_signed(value: Any) -> int:
 
 def members(message: bytes) -> defaultdict[int, list[Any]]:
     """Return the values of a message's fields, in order, by number of field."""
-    found: defaultdict[int, list[Any]] = defaultdict(list)
+    by_number: defaultdict[int, list[Any]] = defaultdict(list)
     for number, _, value in fields(message):
-        found[number].append(value)
-    return found
+        by_number[number].append(value)
+    return by_number
 
 
 def last_number(values: list[Any], otherwise: int = 0) -> int:
@@ -124,17 +124,17 @@ def _bytes(value: Any) -> bytes:
     return value
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, pos: int) -> tuple[int, int]:
     """Return a varint (groups of seven bits, least significant first) and the position after it."""
     number = 0
     for shift in range(0, 70, 7):
-        if at >= len(data):
+        if pos >= len(data):
             raise InputError("a protobuf message ends in the middle of a number")
-        byte = data[at]
-        at += 1
+        byte = data[pos]
+        pos += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number, at
+            return number, pos
     raise InputError("a protobuf number has more than ten bytes")
 
 
@@ -213,7 +213,7 @@ def read_nodes(path: StrPath) -> list[ChakraNode]:
     """
     content = read_bytes(path)
     with in_file(f"{path}: not a Chakra trace"):
-        nodes = [_node(message) for message in [*delimited_messages(content)][1:]]
+        nodes = [_read_node(message) for message in [*delimited_messages(content)][1:]]
     if not nodes:
         raise InputError(f"{path}: not a Chakra trace: no node in it")
     return nodes
@@ -221,14 +221,14 @@ def read_nodes(path: StrPath) -> list[ChakraNode]:
 
 def process_groups(nodes: list[ChakraNode]) -> dict[str, list[int]]:
     """Return the ranks of each process group declared in a trace of PyTorch; an empty list means all."""
-    found: dict[str, list[int]] = {}
+    ranks_of: dict[str, list[int]] = {}
     for node in nodes:
         if "process_group:init" in node.name:
             begin, end = node.values.find("[{"), node.values.rfind("}]")
             with suppress(ValueError, TypeError, KeyError, RecursionError):  # from another version
                 for group in json.loads(node.values[begin : end + 2].replace('\\"', '"')):
-                    found[str(group["pg_name"])] = [int(rank) for rank in group["ranks"]]
-    return found
+                    ranks_of[str(group["pg_name"])] = [int(rank) for rank in group["ranks"]]
+    return ranks_of
 
 
 def arguments(values: str) -> list[list[Tensor]]:
@@ -242,29 +242,29 @@ def arguments(values: str) -> list[list[Tensor]]:
     return [[*_tensors(part)] for part in parts(values[1:])]
 
 
-def _node(message: bytes) -> ChakraNode:
-    of = members(message)
-    kind, inputs = last_number(of[3], _COMP), _values(of[8])
+def _read_node(message: bytes) -> ChakraNode:
+    values = members(message)
+    kind, inputs = last_number(values[3], _COMP), _values(values[8])
     node = ChakraNode(
-        last_number(of[1]),
-        last_text(of[2]),
+        last_number(values[1]),
+        last_text(values[2]),
         _TYPES[kind - 1] if 0 < kind <= len(_TYPES) else f"type{kind}",
-        ctrl_deps=[*chain.from_iterable(map(read_varints, of[4]))],
-        data_deps=[*chain.from_iterable(map(read_varints, of[5]))],
-        start_ns=_ns(last_number(of[6]), "starts at") if of[6] else None,
-        duration_ns=_ns(last_number(of[7]), "takes"),
+        ctrl_deps=[*chain.from_iterable(map(read_varints, values[4]))],
+        data_deps=[*chain.from_iterable(map(read_varints, values[5]))],
+        start_ns=_ns(last_number(values[6]), "starts at") if values[6] else None,
+        duration_ns=_ns(last_number(values[7]), "takes"),
         reads=[*_tensors(inputs)],
-        writes=[*_tensors(_values(of[9]))],
+        writes=[*_tensors(_values(values[9]))],
         values=inputs,
     )
-    for attribute in of[10]:
-        _attribute(attribute, node.attributes)
+    for attribute in values[10]:
+        _read_attribute(attribute, node.attributes)
     return node
 
 
-def _ns(microseconds: int, what: str) -> int:
+def _ns(microseconds: int, verb: str) -> int:
     if 1000 * microseconds > LATEST_NS:
-        raise InputError(f"a node that {what} {microseconds} us")
+        raise InputError(f"a node that {verb} {microseconds} us")
     return 1000 * microseconds
 
 
@@ -280,7 +280,7 @@ def _tensors(values: str) -> Iterator[Tensor]:
         yield Tensor((device, int(storage[:18])), int(elements) * int(size))
 
 
-def _attribute(message: bytes, into: dict[str, Any]) -> None:
+def _read_attribute(message: bytes, attributes: dict[str, Any]) -> None:
     """Add an ``AttributeProto`` that holds a whole number, a truth value, several of these, or a text."""
     name = ""
     for number, wire, value in fields(message):
@@ -288,10 +288,10 @@ def _attribute(message: bytes, into: dict[str, Any]) -> None:
             name = last_text([value])
         elif wire == 0 and isinstance(value, int):
             plain = value >> 1 ^ -(value & 1) if number in _ZIGZAG else as_signed(value)
-            into[name] = bool(value) if number == _BOOL else plain
+            attributes[name] = bool(value) if number == _BOOL else plain
         elif number in _FIXED and isinstance(value, bytes):
-            into[name] = int.from_bytes(value, "little", signed=number in (23, 25))
+            attributes[name] = int.from_bytes(value, "little", signed=number in (23, 25))
         elif number == _STRING:
-            into[name] = last_text([value])
+            attributes[name] = last_text([value])
         elif number == _BOOLS and isinstance(value, bytes):
-            into[name] = [bool(one) for _, _, each in fields(value) for one in read_varints(each)]
+            attributes[name] = [bool(flag) for _, _, part in fields(value) for flag in read_varints(part)]

@@ -41,10 +41,10 @@ from sim.graph.views import VIEWS, WITHOUT_DATA
 #
 # Source: torch/csrc/profiler/standalone/execution_trace_observer.cpp (``writeJsonNode``).
 
-_MOST: Final = 2**48
+_MAX_SIZE: Final = 2**48
 """Largest dimension, or bytes of a tensor; larger numbers mean a damaged file."""
 
-_OTHER: Final = InputError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
+_FORMULA_ERRORS: Final = InputError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 """Exceptions of formulas for arguments that no such operator has."""
 
 
@@ -119,17 +119,17 @@ def read_operators(path: StrPath) -> list[Operator]:
         raise InputError(f"{path}: not an execution graph of PyTorch (it has no schema, or no list nodes)")
     if any(isinstance(node, dict) and "cat" in node for node in nodes):
         raise InputError(f"{path}: was linked with a trace; give the trace, and PyTorch's own graph")
-    found = []
+    operators = []
     for index, node in enumerate(nodes):
         try:
-            found.append(_operator(node))
+            operators.append(_operator(node))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else error
             name = node.get("name") if isinstance(node, dict) else None
             raise InputError(f"{path}: nodes[{index}] ({str(name)[:60]}): {reason}") from None
-    if len({operator.id for operator in found}) < len(found):
+    if len({operator.id for operator in operators}) < len(operators):
         raise InputError(f"{path}: not an execution graph of PyTorch: two nodes have one id")
-    return sorted(found, key=lambda operator: operator.id)
+    return sorted(operators, key=lambda operator: operator.id)
 
 
 _SIDES: Final = ("input", "output")
@@ -137,18 +137,18 @@ _SIDES: Final = ("input", "output")
 
 def _operator(node: Any) -> Operator:
     if "attrs" in node:
-        own, parent = {each["name"]: each.get("value") for each in node["attrs"]}, node["ctrl_deps"]
-        sides = [[node[f"{side}s"][what] for what in ("values", "shapes", "types")] for side in _SIDES]
+        attributes, parent = {item["name"]: item.get("value") for item in node["attrs"]}, node["ctrl_deps"]
+        sides = [[node[f"{side}s"][key] for key in ("values", "shapes", "types")] for side in _SIDES]
     else:
-        own, parent = node, node["parent"]
-        sides = [[node[f"{side}{what}"] for what in ("s", "_shapes", "_types")] for side in _SIDES]
+        attributes, parent = node, node["parent"]
+        sides = [[node[f"{side}{key}"] for key in ("s", "_shapes", "_types")] for side in _SIDES]
     inputs, outputs = (
-        [_argument(*each) for each in zip(*map(_parse_list, side), strict=True)] for side in sides
+        [_argument(*item) for item in zip(*map(_parse_list, side), strict=True)] for side in sides
     )
-    if _whole(parent) > _whole(node["id"]):
+    if _to_int(parent) > _to_int(node["id"]):
         raise ValueError(f"is called by node {parent}, which began later")
-    call, thread = _whole(own.get("rf_id", 0)), _whole(own.get("tid", 0))
-    schema = str(own.get("op_schema") or "")
+    call, thread = _to_int(attributes.get("rf_id", 0)), _to_int(attributes.get("tid", 0))
+    schema = str(attributes.get("op_schema") or "")
     return Operator(node["id"], parent, str(node["name"]), schema, call, thread, inputs, outputs)
 
 
@@ -158,8 +158,8 @@ def _parse_list(value: Any) -> list[Any]:
     return value
 
 
-def _whole(value: Any, most: int = 2**64) -> int:
-    if type(value) is not int or not 0 <= value < most:
+def _to_int(value: Any, limit: int = 2**64) -> int:
+    if type(value) is not int or not 0 <= value < limit:
         raise ValueError(f"{str(value)[:40]!r} is no number of this kind")
     return value
 
@@ -167,20 +167,20 @@ def _whole(value: Any, most: int = 2**64) -> int:
 def _argument(value: Any, shape: Any, kind: Any) -> Argument:
     if isinstance(kind, str) and kind.startswith("Tensor("):
         _, storage, _, elements, size, device = value
-        nbytes = _whole(elements, _MOST) * _whole(size, 1025)
-        dimensions = tuple(_whole(n, _MOST) for n in _parse_list(shape))
-        inside = kind.removeprefix("Tensor(").removesuffix(")")
-        return TensorValue(Tensor((str(device), _whole(storage)), nbytes), dimensions, sized_dtype(inside))
+        nbytes = _to_int(elements, _MAX_SIZE) * _to_int(size, 1025)
+        dimensions = tuple(_to_int(n, _MAX_SIZE) for n in _parse_list(shape))
+        dtype = kind.removeprefix("Tensor(").removesuffix(")")
+        return TensorValue(Tensor((str(device), _to_int(storage)), nbytes), dimensions, sized_dtype(dtype))
     if isinstance(kind, str) and kind.startswith("GenericList[") and "Tensor(" in kind:
         kinds = parts(kind.removeprefix("GenericList[").removesuffix("]"))
-        return [_argument(*each) for each in zip(_parse_list(value), _parse_list(shape), kinds, strict=True)]
+        return [_argument(*item) for item in zip(_parse_list(value), _parse_list(shape), kinds, strict=True)]
     return None if value == "<None>" else value
 
 
 # ----------------------------------------------------------------------------------------------------------
 # Costs of an execution graph's operators, by the same formulas as for PyTorch modules.
 
-_SAME: Final = {
+_OUTER_NAMES: Final = {
     "cudnn_convolution": "conv2d", "_convolution": "conv2d", "convolution_overrideable": "conv2d",
     "cudnn_batch_norm": "batch_norm", "native_batch_norm": "batch_norm",
     "_scaled_dot_product_flash_attention": "scaled_dot_product_attention",
@@ -220,29 +220,28 @@ def known_cost(operator: Operator) -> CostedOperator | None:
         kind = _kind(operator)
         if kind is None or kind in _FREE or name in _NO_WORK:
             return None
-        given, made = list(tensors(operator.inputs)), list(tensors(operator.outputs))
+        inputs, outputs = list(tensors(operator.inputs)), list(tensors(operator.outputs))
         attributes = _attributes_of(name, _node(operator))
-        facts = OpFacts(
-            kind, tuple(map(_facts, aten.order_tensors(name, given))), tuple(map(_facts, made)), attributes
-        )
-        dtype = math_dtype([value.dtype for value in given if value.dtype is not None])
+        operands = tuple(map(_facts, aten.order_tensors(name, inputs)))
+        facts = OpFacts(kind, operands, tuple(map(_facts, outputs)), attributes)
+        dtype = math_dtype([value.dtype for value in inputs if value.dtype is not None])
         return CostedOperator(kind, cost_of(facts), dtype, {**attributes, **measured_shape(facts)})
-    except _OTHER:
+    except _FORMULA_ERRORS:
         return None
 
 
 def _attributes_of(name: str, node: Any) -> dict[str, Any]:
-    own = name in aten.WINDOWS or name in aten.CAUSAL  # their arguments have other positions
-    return aten.attributes_of(name if own else _SAME.get(name, name), node)
+    positional = name in aten.WINDOWS or name in aten.CAUSAL  # their arguments have other positions
+    return aten.attributes_of(name if positional else _OUTER_NAMES.get(name, name), node)
 
 
 _PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "linear")
 _CONVOLUTIONS: Final = tuple(name for name in aten.WINDOWS if "transpose" not in name)
-_AS_FIRST: Final = ("_softmax", "_log_softmax", "native_layer_norm", "native_batch_norm", "cudnn_batch_norm",
+_BY_FIRST: Final = ("_softmax", "_log_softmax", "native_layer_norm", "native_batch_norm", "cudnn_batch_norm",
     "_softmax_backward_data", "_log_softmax_backward_data", "native_batch_norm_backward",
     "cudnn_batch_norm_backward", *aten.CAUSAL)  # fmt: skip
 """Operators whose sizes follow from their first inputs."""
-_IN_ONE: Final = {
+_FUSED: Final = {
     "_flash_attention_forward": (0, 8),
     "_efficient_attention_forward": (0, 9),
     "_flash_attention_backward": (1, 11),
@@ -251,7 +250,7 @@ _IN_ONE: Final = {
 """Attention in one kernel, on (batch, length, heads, width): position of queries, and of the mask."""
 _SIZED: Final = frozenset(
     f"aten::{name}"
-    for name in (*_PRODUCTS, *_CONVOLUTIONS, *_AS_FIRST, *_IN_ONE, "index_select", "convolution_backward")
+    for name in (*_PRODUCTS, *_CONVOLUTIONS, *_BY_FIRST, *_FUSED, "index_select", "convolution_backward")
 )
 _IN_PLACE: Final = "copy", "fill", "zero"
 """Operators that write their first input without reading it."""
@@ -300,27 +299,27 @@ def sizes_of(
     >>> sizes_of("aten::mul", b"[[3, 5], [5]]", b"", b'["c10::Half", "c10::Half"]')
     {'bytes_read': 40, 'bytes_written': 30, 'dtype': 'fp16'}
     """
-    listed, words, steps = (json.loads(noted) if noted else [] for noted in (shapes, types, strides))
+    listed, words, steps = (json.loads(text) if text else [] for text in (shapes, types, strides))
     dtypes = [sized_dtype(str(word)) for word in (words if isinstance(words, list) else [])]
     try:
-        found = _sizes_of(name, listed, values) if name in _SIZED else _bytes_of(name, listed, dtypes)
+        sizes = _sizes_of(name, listed, values) if name in _SIZED else _bytes_of(name, listed, dtypes)
         if name not in _SIZED and steps and _is_columnwise(listed, steps):
-            found["columnwise"] = True
-    except _OTHER:
+            sizes["columnwise"] = True
+    except _FORMULA_ERRORS:
         return {}
     dtype = next((dtype for dtype in dtypes if dtype in FLOATING), None)
-    return {**found, "dtype": dtype} if found and dtype else found
+    return {**sizes, "dtype": dtype} if sizes and dtype else sizes
 
 
-_FAR: Final = 32  # numbers between two that were neighbours, from which on the threads of a warp share none
+_MIN_STRIDE: Final = 32  # in elements: the threads of a warp share no access to neighbours this far apart
 
 
 def _is_columnwise(shapes: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Whether an operand has other neighbours than the first: along its columns where that has rows."""
-    for shape, own in zip(shapes[1:], strides[1:], strict=False):
-        axes = [axis for axis in zip(shape, own, strides[0], strict=False) if axis[0] > 1]
-        apart = any(to == 1 < step for _, step, to in axes)
-        if apart and any(step == 1 and to >= _FAR for _, step, to in axes):
+    """Whether an operand is contiguous along another axis than the first one: columns instead of rows."""
+    for shape, stride in zip(shapes[1:], strides[1:], strict=False):
+        axes = [axis for axis in zip(shape, stride, strides[0], strict=False) if axis[0] > 1]
+        differs = any(first == 1 < step for _, step, first in axes)
+        if differs and any(step == 1 and first >= _MIN_STRIDE for _, step, first in axes):
             return True
     return False
 
@@ -331,79 +330,79 @@ def _bytes_of(name: str, shapes: Sequence[Any], dtypes: Sequence[str | None]) ->
     A third tensor, of most operators, is that of `out=`, which is written.
     """
     kind = _streaming_kind(name) or ""
-    most = 3 if kind == "where" else 2
-    given = [
-        (tuple(_whole(n, _MOST) for n in shape), dtype_bits(dtype or "") // 8)
-        for shape, dtype in [*zip(shapes, dtypes, strict=True)][:most]
+    n_inputs = 3 if kind == "where" else 2
+    operands = [
+        (tuple(_to_int(n, _MAX_SIZE) for n in shape), dtype_bits(dtype or "") // 8)
+        for shape, dtype in [*zip(shapes, dtypes, strict=True)][:n_inputs]
         if shape
     ]
-    nbytes = [math.prod(shape) * size for shape, size in given]
+    nbytes = [math.prod(shape) * size for shape, size in operands]
     if aten.plain_name(name) in _IN_PLACE:
         return {"bytes_read": sum(nbytes[1:]), "bytes_written": nbytes[0]}
-    size = 1 if _BOOLEAN.fullmatch(kind) else max(size for _, size in given)
-    made = math.prod(np.broadcast_shapes(*(shape for shape, _ in given))) * size
-    return {"bytes_read": sum(nbytes), "bytes_written": 0 if kind[:7] == "reduce_" else made}
+    size = 1 if _BOOLEAN.fullmatch(kind) else max(size for _, size in operands)
+    output_bytes = math.prod(np.broadcast_shapes(*(shape for shape, _ in operands))) * size
+    return {"bytes_read": sum(nbytes), "bytes_written": 0 if kind[:7] == "reduce_" else output_bytes}
 
 
 def _sizes_of(name: str, shapes: Sequence[Any], values: bytes) -> dict[str, Any]:
-    said = json.loads(values) if values else []
-    inputs = [_read_input(shape, *said[i : i + 1]) for i, shape in enumerate(shapes)]
+    texts = json.loads(values) if values else []
+    inputs = [_read_input(shape, *texts[i : i + 1]) for i, shape in enumerate(shapes)]
     operator = Operator(0, 0, name, "", 0, 0, inputs, [])
     plain = aten.plain_name(name)
-    given = [one.shape for one in tensors(inputs)]
+    dims = [tensor.shape for tensor in tensors(inputs)]
     if plain == "convolution_backward":
         return _gradients_sizes(inputs)
-    if plain in _IN_ONE:
-        return _attention_sizes(inputs, *_IN_ONE[plain])
+    if plain in _FUSED:
+        return _attention_sizes(inputs, *_FUSED[plain])
     node, kind = _node(operator), _kind(replace(operator, outputs=inputs[:1]))
     node.meta = _meta(inputs[0])
     attributes = _attributes_of(plain, node)
     facts = tuple(map(_facts, aten.order_tensors(plain, list(tensors(inputs)))))
     shape = facts[0].shape
     if plain in _PRODUCTS:
-        shape = (*shape[:-1], given[1][0] if plain == "linear" else facts[1].shape[-1])
+        shape = (*shape[:-1], dims[1][0] if plain == "linear" else facts[1].shape[-1])
     elif plain == "index_select":
         axis = attributes["axis"]
-        shape = (*shape[:axis], *given[1], *shape[axis:][1:])
+        shape = (*shape[:axis], *dims[1], *shape[axis:][1:])
     elif plain in _CONVOLUTIONS:
-        shape = _convolve(given[0], given[1], attributes)
+        shape = _convolve(dims[0], dims[1], attributes)
     return measured_shape(OpFacts(kind or "", facts, (TensorFacts(shape, 0),), attributes))
 
 
 def _read_input(shape: Any, value: str = "") -> Argument:
     """Return an input: a tensor by its shape, a number or a list of numbers by its value as text."""
     if shape and not isinstance(shape[0], list):
-        return TensorValue(Tensor(("", 0), 0), tuple(_whole(n, _MOST) for n in shape), None)
+        return TensorValue(Tensor(("", 0), 0), tuple(_to_int(n, _MAX_SIZE) for n in shape), None)
     try:
         return json.loads(value.lower()) if value else None
     except ValueError:  # a word, or "0."
         return value
 
 
-def _attention_sizes(given: Sequence[Argument], at: int, mask: int) -> dict[str, Any]:
+def _attention_sizes(inputs: Sequence[Argument], first: int, mask: int) -> dict[str, Any]:
     """Return the sizes of attention in one kernel; its operands hold the heads of a token together."""
-    shapes = [one.shape for one in given[at : at + 2]]
+    shapes = [tensor.shape for tensor in inputs[first : first + 2]]
     operands = [TensorFacts((b, heads, s, d), 0) for b, s, heads, d in shapes]
-    causal = given[mask]
-    found = measured_shape(OpFacts("attention", tuple(operands), (), {"is_causal": causal}))
-    return found if causal is not None else {key: found[key] for key in found if key != "causal"}
+    causal = inputs[mask]
+    sizes = measured_shape(OpFacts("attention", tuple(operands), (), {"is_causal": causal}))
+    return sizes if causal is not None else {key: sizes[key] for key in sizes if key != "causal"}
 
 
-def _convolve(x: tuple[int, ...], weight: tuple[int, ...], said: Mapping[str, Any]) -> tuple[int, ...]:
+def _convolve(x: tuple[int, ...], weight: tuple[int, ...], windows: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the output shape of a convolution."""
     axes = len(x) - 2
     strides, pads, dilations = (
-        said[key] * (axes // len(said[key]) or 1) for key in ("strides", "pads", "dilations")
+        windows[key] * (axes // len(windows[key]) or 1) for key in ("strides", "pads", "dilations")
     )
     return (x[0], weight[0], *convolution_sizes(x[2:], weight[2:], strides, pads, dilations))
 
 
-def _gradients_sizes(given: Sequence[Argument]) -> dict[str, Any]:
+def _gradients_sizes(inputs: Sequence[Argument]) -> dict[str, Any]:
     """Return the sizes of a convolution from its backward's inputs; what is missing is inferred."""
-    axes, listed = len(given[2].shape) - 2, [one if isinstance(one, list) else [] for one in given[4:7]]
+    axes, listed = len(inputs[2].shape) - 2, [x if isinstance(x, list) else [] for x in inputs[4:7]]
     stride, padding, dilation = listed
     pads = padding * (2 * axes // len(padding)) if padding else []
-    facts = tuple(map(_facts, given[:3]))
+    facts = tuple(map(_facts, inputs[:3]))
     return measured_shape(
         OpFacts("conv_grad", facts, (), {"strides": stride, "pads": pads, "dilations": dilation})
     )
@@ -411,7 +410,7 @@ def _gradients_sizes(given: Sequence[Argument]) -> dict[str, Any]:
 
 def bytes_of(operator: Operator) -> Cost:
     """Return the bytes read and written by an operator without a formula."""
-    return Cost(0, *(sum(one.nbytes for one in side) for side in (operator.reads, operator.writes)))
+    return Cost(0, *(sum(tensor.nbytes for tensor in side) for side in (operator.reads, operator.writes)))
 
 
 def _kind(operator: Operator) -> str | None:
@@ -419,23 +418,23 @@ def _kind(operator: Operator) -> str | None:
     if not operator.name.startswith("aten::"):
         return None
     try:
-        return aten.kind_of(_SAME.get(name, name), _node(operator))
+        return aten.kind_of(_OUTER_NAMES.get(name, name), _node(operator))
     except (AttributeError, LookupError, TypeError):
         return None
 
 
 def _convolution_backward(operator: Operator) -> CostedOperator | None:
     """Each gradient is as much work as the forward: (gradient, input, weight, ..., output mask)."""
-    given = operator.inputs
-    if len(given) < 11 or not all(isinstance(one, TensorValue) for one in given[:3]) or given[7]:
+    inputs = operator.inputs
+    if len(inputs) < 11 or not all(isinstance(value, TensorValue) for value in inputs[:3]) or inputs[7]:
         return None
-    gradient, weight, wanted = given[0], given[2], given[10]
-    if not isinstance(wanted, list):
+    gradient, weight, mask = inputs[0], inputs[2], inputs[10]
+    if not isinstance(mask, list):
         return None
     macs = _facts(gradient).elements * _facts(weight).elements // max(1, weight.shape[0])
-    flops = 2 * macs * sum(map(bool, wanted[:2])) + _facts(gradient).elements * any(wanted[2:3])
+    flops = 2 * macs * sum(map(bool, mask[:2])) + _facts(gradient).elements * any(mask[2:3])
     cost = bytes_of(operator)._replace(flops=flops)
-    return CostedOperator("conv_grad", cost, gradient.dtype, _gradients_sizes(given))
+    return CostedOperator("conv_grad", cost, gradient.dtype, _gradients_sizes(inputs))
 
 
 def _facts(value: TensorValue) -> TensorFacts:
@@ -443,12 +442,10 @@ def _facts(value: TensorValue) -> TensorFacts:
 
 
 def _node(operator: Operator) -> Any:
-    """Return an operator in the form that `torch_ops` reads: a node of torch.fx."""
-    made = next(tensors(operator.outputs), None)
-    args = tuple(
-        SimpleNamespace(meta=_meta(one)) if isinstance(one, TensorValue) else one for one in operator.inputs
-    )
-    return SimpleNamespace(args=args, kwargs={}, meta={} if made is None else _meta(made))
+    """Return an operator in the form that `torch_export` reads: a node of torch.fx."""
+    output = next(tensors(operator.outputs), None)
+    args = tuple(SimpleNamespace(meta=_meta(x)) if isinstance(x, TensorValue) else x for x in operator.inputs)
+    return SimpleNamespace(args=args, kwargs={}, meta={} if output is None else _meta(output))
 
 
 def _meta(value: TensorValue) -> dict[str, Any]:

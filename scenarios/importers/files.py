@@ -49,7 +49,7 @@ def read_head(path: StrPath, size: int = 1 << 16) -> bytes:
     return as_utf8(read_bytes(path, head=size))
 
 
-_FOREIGN: Final = (".pb", ".pbtxt", ".tflite", ".keras", ".h5", ".pt2", ".pt", ".pth", ".gguf", ".dot")
+_UNREAD_ENDINGS: Final = (".pb", ".pbtxt", ".tflite", ".keras", ".h5", ".pt2", ".pt", ".pth", ".gguf", ".dot")
 _SCENARIO: Final = re.compile(rb'^(workload|extends)\s*:|"(workload|extends)"\s*:', re.MULTILINE)
 _EXECUTION_GRAPH: Final = re.compile(rb'"schema"\s*:\s*"[0-9.]+(-chakra[0-9.]*)?"')
 
@@ -64,7 +64,7 @@ def refuse_no_graph(path: StrPath, head: bytes) -> None:
         name is that of a model in a format that nothing reads.
     """
     name = os.path.basename(os.fspath(path)).removesuffix(".gz")
-    if name.endswith(_FOREIGN) and not name.endswith(TRACES["kineto"]):
+    if name.endswith(_UNREAD_ENDINGS) and not name.endswith(TRACES["kineto"]):
         raise InputError(
             f"{path}: this format is not read; export the model as ONNX, from JAX also as text of StableHLO, "
             "or name PyTorch's code in a scenario: `workload: {torch: MODULE:FUNCTION}`"
@@ -120,14 +120,14 @@ def files_in(folder: StrPath, *formats: str) -> list[str]:
     """
     endings = [ending for format in formats or TRACES for ending in TRACES[format]]
     try:
-        found = sorted(name for name in os.listdir(folder) if name.endswith(tuple(endings)))
+        names = sorted(name for name in os.listdir(folder) if name.endswith(tuple(endings)))
     except OSError as error:
         raise InputError(f"{folder}: cannot be read ({error.strerror or error})") from None
-    if any(".xplane.pb" in name for name in found):  # XLA's profiler writes the same as JSON beside it
-        found = [name for name in found if not name.endswith(".trace.json.gz")]
-    if not found:
+    if any(".xplane.pb" in name for name in names):  # XLA's profiler writes the same as JSON beside it
+        names = [name for name in names if not name.endswith(".trace.json.gz")]
+    if not names:
         raise InputError(f"{folder}: no trace in this folder ({' or '.join(endings[:2])})")
-    return found
+    return names
 
 
 def trace_files(path: StrPath | Sequence[StrPath], format: str) -> tuple[list[StrPath], str, bool]:
@@ -135,17 +135,17 @@ def trace_files(path: StrPath | Sequence[StrPath], format: str) -> tuple[list[St
 
     The third result tells whether it is one file; otherwise the name is that of the folder of a job's ranks.
     """
-    given = [path] if isinstance(path, str | os.PathLike) else [*path]
-    if not given:
+    paths = [path] if isinstance(path, str | os.PathLike) else [*path]
+    if not paths:
         raise InputError("no trace is given")
-    found: list[StrPath] = []
-    for each in given:
-        inside = files_in(each, format) if os.path.isdir(each) else None
-        found += [each] if inside is None else [os.path.join(each, name) for name in inside]
-    if found[0] is path:
-        return found, stem(found[0], *TRACES[format]), True
-    folder = given[0] if given[0] is path else os.path.dirname(os.fspath(given[0]))
-    return found, os.path.basename(os.path.abspath(folder)) or "ranks", False
+    files: list[StrPath] = []
+    for entry in paths:
+        names = files_in(entry, format) if os.path.isdir(entry) else None
+        files += [entry] if names is None else [os.path.join(entry, name) for name in names]
+    if files[0] is path:
+        return files, stem(files[0], *TRACES[format]), True
+    folder = paths[0] if paths[0] is path else os.path.dirname(os.fspath(paths[0]))
+    return files, os.path.basename(os.path.abspath(folder)) or "ranks", False
 
 
 MARKS: Final = re.compile(r"""'[^']*'|"(?:[^"\\]++|\\.)*+(?:"|$)|[()\[\]{},]""", re.DOTALL)
@@ -163,16 +163,16 @@ def parts(text: str) -> list[str]:
     >>> parts('kind=kLoop, calls=%f, dims={1,0}, name="a,b") -> ()')
     ['kind=kLoop', 'calls=%f', 'dims={1,0}', 'name="a,b"']
     """
-    found, depth, begin = [], 0, 0
+    pieces, depth, begin = [], 0, 0
     for mark in MARKS.finditer(text):
         depth += DEPTH.get(mark[0], 0)
         if depth < 0:
             text = text[: mark.start()]
             break
         if mark[0] == "," and not depth:
-            found.append(text[begin : mark.start()].strip())
+            pieces.append(text[begin : mark.start()].strip())
             begin = mark.end()
-    return [part for part in (*found, text[begin:].strip()) if part]
+    return [part for part in (*pieces, text[begin:].strip()) if part]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def parts(text: str) -> list[str]:
 
 T = TypeVar("T")
 
-_SHOWN = 5
+_MAX_FAULTS = 5
 
 
 def parse(types: TypeAdapter[T], content: bytes, path: object) -> T:
@@ -201,9 +201,9 @@ def parse(types: TypeAdapter[T], content: bytes, path: object) -> T:
         is out of range: a line for each of the first few faults. Or a key is repeated.
     """
     try:
-        found = types.validate_json(content)
+        result = types.validate_json(content)
         loads_once(content)
-        return found
+        return result
     except ValidationError as error:
         faults = error.errors(include_url=False)
         if faults[0]["type"] == "json_invalid":
@@ -211,21 +211,21 @@ def parse(types: TypeAdapter[T], content: bytes, path: object) -> T:
         data = json.loads(content)
         if isinstance(data, dict) and not data.keys() & _keys(types.json_schema()):
             faults = [fault for fault in faults if fault["type"] == "missing"]  # others are not shown
-        lines = list(dict.fromkeys(_line(fault, data, types) for fault in faults))
-        more = f"\n(and {len(lines) - _SHOWN} more)" if len(lines) > _SHOWN else ""
-        raise InputError("\n".join(f"{path}: {line}" for line in lines[:_SHOWN]) + more) from None
+        lines = list(dict.fromkeys(_describe_fault(fault, data, types) for fault in faults))
+        more = f"\n(and {len(lines) - _MAX_FAULTS} more)" if len(lines) > _MAX_FAULTS else ""
+        raise InputError("\n".join(f"{path}: {line}" for line in lines[:_MAX_FAULTS]) + more) from None
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def _line(fault: Any, data: Any, types: TypeAdapter[Any]) -> str:
+def _describe_fault(fault: Any, data: Any, types: TypeAdapter[Any]) -> str:
     """Return the position of a fault in the file, and what it is."""
-    where, known = "", True
+    where, reached = "", True
     for part in fault["loc"]:
         try:
             data = data[part]
         except (LookupError, TypeError):  # the member of a union that pydantic tried, or a missing key
-            known = False
+            reached = False
             break
         where += f"[{part}]" if isinstance(part, int) else f".{part}"
         if isinstance(data, dict) and isinstance(part, int) and isinstance(data.get("name"), str):
@@ -235,7 +235,7 @@ def _line(fault: Any, data: Any, types: TypeAdapter[Any]) -> str:
         return f"{where}: the key {fault['loc'][-1]!r} is missing"
     if fault["type"] == "extra_forbidden":
         return f"{where}: no such key{hint(str(fault['loc'][-1]), _keys(types.json_schema()))}"
-    if not known:
+    if not reached:
         return f"{where}: should be a name or [name, distance], not {json.dumps(data)[:60]}"
     if not isinstance(data, dict) and not fault["loc"]:
         return "the file: should be a mapping"
@@ -261,18 +261,18 @@ def _keys(schema: Any) -> set[str]:
 Decode = Callable[[bytes], list[Any]]
 """Parses the text of a list; raises ValueError or RecursionError if something is wrong with it."""
 
-_TOGETHER: Final = 2**18
+_PIECE_BYTES: Final = 2**18
 """Number of bytes parsed together: the result should fit into a processor's cache."""
 _BETWEEN: Final = re.compile(rb"\}[ \t\n\r]*,[ \t\n\r]*(?=\{)")
 
 
-def items(path: StrPath, what: str, key: str, others: dict[str, Any]) -> Iterator[Any]:
+def items(path: StrPath, expected: str, key: str, others: dict[str, Any]) -> Iterator[Any]:
     """Yield the items of the list `key` of a JSON object one by one, like `lists`."""
-    return chain.from_iterable(lists(path, what, key, others))
+    return chain.from_iterable(lists(path, expected, key, others))
 
 
 def lists(
-    path: StrPath, what: str, key: str, others: dict[str, Any], decode: Decode = json.loads
+    path: StrPath, expected: str, key: str, others: dict[str, Any], decode: Decode = json.loads
 ) -> Iterator[list[Any]]:
     """Yield the items of the list `key` of a JSON object, many at a time; the file may be just the list.
 
@@ -280,7 +280,7 @@ def lists(
     ----------
     path : path
         May be gzipped.
-    what : str
+    expected : str
         Expected content of the file, for messages.
     key : str
     others : dict
@@ -297,24 +297,24 @@ def lists(
     name = b'"%b"' % key.encode()
     several = content.count(name) > 1
     opening = None if several else re.search(rb"\A\s*\[|%b\s*:\s*\[" % name, content)
-    begin = at = opening.end() if opening else len(content)
-    size = _TOGETHER
-    while found := _BETWEEN.search(content, at + size):
+    begin = start = opening.end() if opening else len(content)
+    size = _PIECE_BYTES
+    while boundary := _BETWEEN.search(content, start + size):
         try:
-            many = decode(b"[%b]" % content[at : found.start() + 1])
+            batch = decode(b"[%b]" % content[start : boundary.start() + 1])
         except (ValueError, RecursionError):
             size *= 2
         else:
-            yield many
-            at, size = found.end(), _TOGETHER
+            yield batch
+            start, size = boundary.end(), _PIECE_BYTES
     try:
-        rest = (loads_once if several else json.loads)(content[:begin] + content[at:])
+        rest = (loads_once if several else json.loads)(content[:begin] + content[start:])
     except (ValueError, RecursionError) as error:
         read_json(path)  # raises if it is not JSON, with the place in the whole file
-        raise InputError(f"{path}: not {what} ({error})") from None
+        raise InputError(f"{path}: not {expected} ({error})") from None
     if isinstance(rest, dict):
         others |= rest
         rest = others.pop(key, None)
     if not isinstance(rest, list):
-        raise InputError(f"{path}: not {what} (it has no list {key})")
+        raise InputError(f"{path}: not {expected} (it has no list {key})")
     yield rest

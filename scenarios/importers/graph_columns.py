@@ -36,9 +36,9 @@ from sim.graph.graph import split_output
 SCHEMA = "sim.graph/1"
 """Required value of the key ``schema``."""
 
-_MOST: Final = 2**63 - 1
-Amount = Annotated[int, Field(ge=0, le=_MOST), msgspec.Meta(ge=0, le=_MOST)]
-Slope = Annotated[int, Field(ge=-_MOST - 1, le=_MOST)]
+_MAX_INT: Final = 2**63 - 1
+Amount = Annotated[int, Field(ge=0, le=_MAX_INT), msgspec.Meta(ge=0, le=_MAX_INT)]
+Slope = Annotated[int, Field(ge=-_MAX_INT - 1, le=_MAX_INT)]
 Name = Annotated[str, Field(min_length=1), msgspec.Meta(min_length=1)]
 Reference = Name | tuple[Name, Amount]
 _STRICT = ConfigDict(extra="forbid", strict=True)
@@ -176,10 +176,10 @@ def read_columns(content: bytes) -> tuple[GraphFileRecord, dict[str, Any]] | Non
     """
     try:
         members = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-        _need(msgspec.json.encode(members).count(b'"') == content.count(b'"'))
+        _check(msgspec.json.encode(members).count(b'"') == content.count(b'"'))
         records = msgspec.json.decode(members["ops"], type=list[msgspec.Raw])
         head = msgspec.json.encode({**members, "ops": _STAND_IN})
-        _need(_has_keys_once([head]))
+        _check(_has_keys_once([head]))
         file = FILE.validate_json(head)
         externals = [tensor["name"] for tensor in file.get("tensors", [])]
         usual = records and "functions" not in file
@@ -200,7 +200,7 @@ def _columns(records: Sequence[msgspec.Raw], externals: Sequence[str]) -> dict[s
     decode = msgspec.json.Decoder(_Op).decode
     for before in range(0, len(records), _BLOCK):
         block = records[before : before + _BLOCK]
-        _need(_has_keys_once(block))
+        _check(_has_keys_once(block))
         ops = list(map(decode, block))
         number.update(zip([op.name for op in ops], range(before, len(records)), strict=False))
         for key, column in columns.items():
@@ -217,27 +217,27 @@ def _columns(records: Sequence[msgspec.Raw], externals: Sequence[str]) -> dict[s
             if op.duration_by_kind_ns:
                 for kind, ns in op.duration_by_kind_ns.items():
                     by_kind.setdefault(kind, {})[n] = ns
-    _need(len(number) == len(externals) + len(records))
-    _need(not words["kind"].keys() & FUNCTIONAL_KINDS.keys())
+    _check(len(number) == len(externals) + len(records))
+    _check(not words["kind"].keys() & FUNCTIONAL_KINDS.keys())
     for name in number:
         if ":" in name:
-            _need((split_output(name) or ("",))[0] not in number)  # its meaning depends on where it is read
+            _check((split_output(name) or ("",))[0] not in number)  # its meaning depends on where it is read
     n_outputs = np.asarray(counts)
     first = np.cumsum(n_outputs) - n_outputs
 
     def output(name: str) -> int:
         op, k = (name, 0) if name in number else split_output(name) or ("", 0)
-        _need(number[op] >= 0 and k < n_outputs[number[op]])
+        _check(number[op] >= 0 and k < n_outputs[number[op]])
         return int(first[number[op]]) + k
 
     read, followed = inputs.rows(output, first), after.rows(number.__getitem__)
-    _need(bool((followed.indices >= 0).all()))  # an input cannot be followed
+    _check(bool((followed.indices >= 0).all()))  # an input cannot be followed
     for name in externals:
         del number[name]
-    found = {key: np.asarray(column) for key, column in columns.items()}
-    return found | {
+    arrays = {key: np.asarray(column) for key, column in columns.items()}
+    return arrays | {
         "names": number,
-        **{key: ([*codes][1:], found[key] - 1) for key, codes in words.items()},
+        **{key: ([*codes][1:], arrays[key] - 1) for key, codes in words.items()},
         "inputs": read,
         "input_distance": np.asarray(inputs.distances),
         "after": followed,
@@ -289,6 +289,6 @@ class _References:
         return Csr.of_counts(np.asarray(self._counts), entries)
 
 
-def _need(usual: bool) -> None:
+def _check(usual: bool) -> None:
     if not usual:
         raise ValueError("the exact reader has to look at this file")

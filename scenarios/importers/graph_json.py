@@ -62,7 +62,7 @@ from sim.graph.graph import Graph, Role
 # The slope is not guessed: it is the difference between two imports (`slope_between`), and may be
 # checked against a third (`is_straight`).
 
-_STRAIGHT = ("flops", "bytes_read", "bytes_written", "tensor_nbytes")
+_LINEAR_COLUMNS = ("flops", "bytes_read", "bytes_written", "tensor_nbytes")
 """The columns that change with the batch; all others must not."""
 
 
@@ -87,12 +87,12 @@ class BatchSlope(NamedTuple):
     attributes: Mapping[int, Mapping[str, int]] = {}
 
 
-def slope_between(at: Graph, batch: int, other: Graph, other_batch: int) -> BatchSlope:
-    """Return by how much the numbers of `at`, taken at `batch`, grow with each sample.
+def slope_between(graph: Graph, batch: int, other: Graph, other_batch: int) -> BatchSlope:
+    """Return by how much the numbers of `graph`, taken at `batch`, grow with each sample.
 
     Parameters
     ----------
-    at, other : Graph
+    graph, other : Graph
         The same model at the batch sizes `batch` and `other_batch`.
 
     Raises
@@ -100,34 +100,34 @@ def slope_between(at: Graph, batch: int, other: Graph, other_batch: int) -> Batc
     GraphError
         The graphs differ in more than costs and sizes, or not by a whole number per sample.
     """
-    changing = (*_STRAIGHT, "attributes")
+    changing = (*_LINEAR_COLUMNS, "attributes")
     for name in (field.name for field in fields(Graph)):
-        if name not in changing and not _same(getattr(at, name), getattr(other, name)):
+        if name not in changing and not _is_equal(getattr(graph, name), getattr(other, name)):
             raise GraphError(
-                f"graph {at.name!r} has other {name} at batch {other_batch} than at batch {batch}"
+                f"graph {graph.name!r} has other {name} at batch {other_batch} than at batch {batch}"
             )
     step = other_batch - batch
     columns: dict[str, Any] = {}
-    for name in _STRAIGHT:
-        difference = getattr(other, name) - getattr(at, name)
+    for name in _LINEAR_COLUMNS:
+        difference = getattr(other, name) - getattr(graph, name)
         if (difference % step).any():
-            raise GraphError(f"graph {at.name!r}: {name} do not grow by a whole number with each sample")
+            raise GraphError(f"graph {graph.name!r}: {name} do not grow by a whole number with each sample")
         columns[name] = difference // step
-    return BatchSlope(batch, **columns, attributes=_attribute_slopes(at, other, step))
+    return BatchSlope(batch, **columns, attributes=_attribute_slopes(graph, other, step))
 
 
-def _attribute_slopes(at: Graph, other: Graph, step: int) -> dict[int, dict[str, int]]:
+def _attribute_slopes(graph: Graph, other: Graph, step: int) -> dict[int, dict[str, int]]:
     """Return the growth of the whole-number attributes that grow; raise if anything else differs."""
     slopes: dict[int, dict[str, int]] = {}
-    for op in sorted(at.attributes.keys() | other.attributes.keys()):
-        one, two = at.attributes.get(op, {}), other.attributes.get(op, {})
-        for key in dict.fromkeys([*one, *two]):
-            a, b = one.get(key), two.get(key)
+    for op in sorted(graph.attributes.keys() | other.attributes.keys()):
+        before, after = graph.attributes.get(op, {}), other.attributes.get(op, {})
+        for key in dict.fromkeys([*before, *after]):
+            a, b = before.get(key), after.get(key)
             if a == b:
                 continue
             if type(a) is not int or type(b) is not int or (b - a) % step:
                 raise GraphError(
-                    f"op {at.op_names[op]!r}: its {key} is {a!r} at one batch and {b!r} at another"
+                    f"op {graph.op_names[op]!r}: its {key} is {a!r} at one batch and {b!r} at another"
                 )
             slopes.setdefault(op, {})[key] = (b - a) // step
     return slopes
@@ -155,35 +155,35 @@ def at_batch(graph: Graph, slope: BatchSlope, batch: int) -> Graph:
         )
     more = batch - slope.batch
     columns: dict[str, Any] = {}
-    for name in _STRAIGHT:
-        now, growth = getattr(graph, name), getattr(slope, name)
-        if (abs(now + float(more) * growth) >= 2**62).any():
+    for name in _LINEAR_COLUMNS:
+        values, growth = getattr(graph, name), getattr(slope, name)
+        if (abs(values + float(more) * growth) >= 2**62).any():
             raise InputError(f"graph {graph.name!r}: a size or cost does not fit 64 bits at batch {batch}")
-        columns[name] = now + more * growth
+        columns[name] = values + more * growth
         if (columns[name] < 0).any():
             raise InputError(f"graph {graph.name!r}: a size or cost would be negative at batch {batch}")
     attributes = dict(graph.attributes)
     for op, slopes in slope.attributes.items():
-        own = graph.attributes[op]
-        attributes[op] = {**own, **{key: own[key] + more * growth for key, growth in slopes.items()}}
+        old = graph.attributes[op]
+        attributes[op] = {**old, **{key: old[key] + more * growth for key, growth in slopes.items()}}
     return replace(graph, **columns, attributes=attributes)
 
 
 def is_straight(graph: Graph, slope: BatchSlope, other: Graph, other_batch: int) -> bool:
     """Whether `other`, the same model at `other_batch`, lies on the line."""
     reached = at_batch(graph, slope, other_batch)
-    columns = all(np.array_equal(getattr(reached, name), getattr(other, name)) for name in _STRAIGHT)
+    columns = all(np.array_equal(getattr(reached, name), getattr(other, name)) for name in _LINEAR_COLUMNS)
     return columns and reached.attributes == other.attributes
 
 
-def _same(a: object, b: object) -> bool:
+def _is_equal(a: object, b: object) -> bool:
     """Whether two values of a field of `Graph` are equal."""
     if isinstance(a, Csr) and isinstance(b, Csr):
         return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return bool(np.array_equal(a, b))
     if isinstance(a, Mapping) and isinstance(b, Mapping) and a.keys() == b.keys():
-        return all(_same(a[key], b[key]) for key in a)
+        return all(_is_equal(a[key], b[key]) for key in a)
     return a == b
 
 
@@ -298,12 +298,12 @@ def _growth(graph: Graph, slope: BatchSlope | None, columns: dict[str, list[Any]
         return [{} for _ in graph.op_names]
     flops, read, written = (column.tolist() for column in slope[1:4])
     outputs = Csr(graph.outputs.indptr, slope.tensor_nbytes[graph.outputs.indices]).lists()
-    told = {"bytes_read": read, "bytes_written": written}
+    moved = {"bytes_read": read, "bytes_written": written}
     rows: list[dict[str, Any]] = []
     for i, sizes in enumerate(outputs):
         row: dict[str, Any] = {"outputs": sizes} if any(sizes) else {}
         row |= {"flops": flops[i]} if flops[i] else {}
-        row |= {key: more[i] for key, more in told.items() if more[i] and columns[key][i] is not None}
+        row |= {key: more[i] for key, more in moved.items() if more[i] and columns[key][i] is not None}
         row |= {"attributes": dict(slope.attributes[i])} if i in slope.attributes else {}
         rows.append(row)
     return rows
@@ -313,10 +313,10 @@ def _moved_bytes(
     graph: Graph, slope: BatchSlope | None, name: Literal["bytes_read", "bytes_written"], rows: Csr
 ) -> IntArray:
     """Return the bytes that ops move, unset where they are those of the tensors at every batch size."""
-    same = getattr(graph, name) == rows.sums(graph.tensor_nbytes)
+    implied = getattr(graph, name) == rows.sums(graph.tensor_nbytes)
     if slope is not None:
-        same &= getattr(slope, name) == rows.sums(slope.tensor_nbytes)
-    return np.where(same, UNSET, getattr(graph, name))
+        implied &= getattr(slope, name) == rows.sums(slope.tensor_nbytes)
+    return np.where(implied, UNSET, getattr(graph, name))
 
 
 def _references(names: Sequence[str], rows: Csr, distance: IntArray) -> list[list[str | list[Any]] | None]:

@@ -28,7 +28,7 @@ from typing import Any, Literal
 import yaml
 
 from scenarios.importers import onnx_nodes as nodes
-from scenarios.importers.onnx_nodes import Scope, Told
+from scenarios.importers.onnx_nodes import Extras, Scope
 from scenarios.importers.onnx_shapes import Rebatch, check_scaled, infer, inputs_at, inputs_of
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.inlining import Function, add_ops
@@ -100,16 +100,16 @@ def import_onnx(
         model = inliner.inline_local_functions(model)
     with in_file(name):
         _check_kinds(model, unknown)
-        told = _read_attributes(attributes)
-        own, wanted = inputs_at(model, batch, _sizes(dims))
-        if own is None:
-            scope = infer(model, wanted, told=told)
+        extras = _read_attributes(attributes)
+        own_inputs, inputs = inputs_at(model, batch, _sizes(dims))
+        if own_inputs is None:
+            scope = infer(model, inputs, extras=extras)
         else:
-            base = infer(model, own, told=told)
-            rebatch = Rebatch.between(base, own, wanted)
-            scope = infer(model, wanted, rebatch, told)
+            base = infer(model, own_inputs, extras=extras)
+            rebatch = Rebatch.between(base, own_inputs, inputs)
+            scope = infer(model, inputs, rebatch, extras)
             check_scaled(scope, rebatch)
-        graph = build_graph(model.graph, scope, stored, told, model.graph.name or PurePath(name).stem)
+        graph = build_graph(model.graph, scope, stored, extras, model.graph.name or PurePath(name).stem)
     return dtypes.computed_in(dtype, graph)
 
 
@@ -118,7 +118,7 @@ load = import_onnx
 
 def own_batch(path: StrPath) -> int | None:
     """Return the batch size that a file fixes, if any: the first axis of its first input."""
-    shapes = [given.type.tensor_type.shape.dim for given in inputs_of(_parse(path))]
+    shapes = [tensor.type.tensor_type.shape.dim for tensor in inputs_of(_parse(path))]
     first = next((shape[0] for shape in shapes if shape), None)
     return int(first.dim_value) if first is not None and first.dim_value > 0 else None
 
@@ -174,13 +174,13 @@ def _read_attributes(
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the attributes of ops, from a mapping or from text."""
     try:
-        told: Any = yaml.safe_load(attributes) if isinstance(attributes, str) else attributes
+        parsed: Any = yaml.safe_load(attributes) if isinstance(attributes, str) else attributes
     except yaml.YAMLError:
-        told = attributes
-    if told is None:
+        parsed = attributes
+    if parsed is None:
         return {}
-    if isinstance(told, Mapping) and all(isinstance(more, Mapping) for more in told.values()):
-        return told
+    if isinstance(parsed, Mapping) and all(isinstance(more, Mapping) for more in parsed.values()):
+        return parsed
     raise InputError("attributes: should be {OP: {KEY: VALUE}}, as in {loop: {trips: 8}}")
 
 
@@ -210,7 +210,7 @@ def _check_kinds(model: Any, unknown: str) -> None:
 Record = dict[str, Any]
 
 
-def build_graph(graph: Any, scope: Scope, dtype: str | None, told: Told, name: str) -> Graph:
+def build_graph(graph: Any, scope: Scope, dtype: str | None, extras: Extras, name: str) -> Graph:
     """Return the graph of an ONNX model.
 
     Parameters
@@ -220,7 +220,7 @@ def build_graph(graph: Any, scope: Scope, dtype: str | None, told: Told, name: s
         Its values, at the batch size wanted.
     dtype : str, optional
         Floating-point type in place of the file's.
-    told : mapping
+    extras : mapping
         Name of an op -> attributes to add to it, including control flow.
     name : str
         Name of the result.
@@ -230,35 +230,35 @@ def build_graph(graph: Any, scope: Scope, dtype: str | None, told: Told, name: s
     GraphError
         A cost cannot be determined.
     UnknownNameError
-        `told` names an op that does not exist.
+        `extras` names an op that does not exist.
     """
     builder = GraphBuilder(name)
-    for given in graph.input:
-        if not scope.values[given.name].constant:
-            builder.input(given.name, nodes.tensor_facts(scope.values[given.name], dtype).nbytes)
-    whole = _Whole(builder, {}, dtype, told, frozenset(node.name for node in nodes.nodes_of(graph)))
-    refs = {given.name: given.name for given in graph.input if given.name in builder}
-    ops = _Ops(graph, scope, whole, "", refs, None)
+    for tensor in graph.input:
+        if not scope.values[tensor.name].constant:
+            builder.input(tensor.name, nodes.tensor_facts(scope.values[tensor.name], dtype).nbytes)
+    state = _State(builder, {}, dtype, extras, frozenset(node.name for node in nodes.nodes_of(graph)))
+    refs = {tensor.name: tensor.name for tensor in graph.input if tensor.name in builder}
+    ops = _Ops(graph, scope, state, "", refs, None)
     ops.declare()
     ops.write()
-    add_ops(builder, ops.records, whole.functions)
+    add_ops(builder, ops.records, state.functions)
     built = builder.build()
     attributes = dict(built.attributes)
-    for name, more in told.items():
-        if name not in whole.steered:
+    for name, more in extras.items():
+        if name not in state.steered:
             op = built.index(name)
             attributes[op] = {**attributes.get(op, {}), **more}
     return replace(built, attributes=attributes)
 
 
 @dataclass
-class _Whole:
-    """State shared by the graphs of one model; `steered` are the Loops and Ifs that `told` may name."""
+class _State:
+    """State shared by the graphs of one model; `steered` are the Loops and Ifs that `extras` may name."""
 
     builder: GraphBuilder
     functions: dict[str, Function]
     dtype: str | None
-    told: Told
+    extras: Extras
     node_names: frozenset[str]
     steered: set[str] = field(default_factory=set)
     weights: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -278,17 +278,17 @@ class _Ops:
     """
 
     def __init__(
-        self, graph: Any, scope: Scope, whole: _Whole, prefix: str, refs: dict[str, str], parent: _Ops | None
+        self, graph: Any, scope: Scope, state: _State, prefix: str, refs: dict[str, str], parent: _Ops | None
     ) -> None:
         self.graph, self.scope, self.values = graph, scope, scope.values
-        self.whole, self.prefix, self.refs, self.parent = whole, prefix, refs, parent
+        self.state, self.prefix, self.refs, self.parent = state, prefix, refs, parent
         self.root: _Ops = self if parent is None else parent.root
         self.records: list[Record] = []
         self.outside: dict[str, tuple[str, str]] = {}  # input of the function -> its argument
         self.taken = set(refs.values())
         if parent is not None:  # names for its weights
-            own = self.values.keys() - parent.values.keys()
-            self.taken |= {value for value in own if self.values[value].constant}
+            own_values = self.values.keys() - parent.values.keys()
+            self.taken |= {value for value in own_values if self.values[value].constant}
         # Other nodes are not read.
         written = [node for node in graph.node if nodes.first_output(node) in self.values]
         self.running = [node for node in written if not self.values[nodes.first_output(node)].constant]
@@ -318,18 +318,18 @@ class _Ops:
             if self.values[value].constant:
                 self.refs[value] = self.hand("weight", self._weight(value))
             else:
-                self.refs[value] = self._given_name("value", value)
+                self.refs[value] = self._outside_name("value", value)
         return self.refs[value]
 
-    def hand(self, what: str, name: str) -> str:
+    def hand(self, kind: str, name: str) -> str:
         """Return how an op refers to a value that a function needs from outside."""
-        if what == "value":
+        if kind == "value":
             return self.read(name)
-        return name if self.parent is None else self._given_name(what, name)
+        return name if self.parent is None else self._outside_name(kind, name)
 
-    def _given_name(self, what: str, name: str) -> str:
-        self.outside[f"{what}:{name}"] = (what, name)
-        return f"{what}:{name}"
+    def _outside_name(self, kind: str, name: str) -> str:
+        self.outside[f"{kind}:{name}"] = (kind, name)
+        return f"{kind}:{name}"
 
     def _weight(self, value: str) -> str:
         """Return the parameter behind a constant, declared when it is first read."""
@@ -340,13 +340,13 @@ class _Ops:
             if value not in owner.origin:
                 break
             value = owner.origin[value]
-        names, builder = self.whole.weights, self.whole.builder
+        names, builder = self.state.weights, self.state.builder
         key = (owner.prefix, value)
         if key not in names:
             name = _unused_name(owner.prefix + value, builder, self.root.taken)
             self.root.taken.add(name)
             names[key] = builder.parameter(
-                name, nodes.tensor_facts(self.values[value], self.whole.dtype).nbytes
+                name, nodes.tensor_facts(self.values[value], self.state.dtype).nbytes
             )
         return names[key]
 
@@ -356,7 +356,7 @@ class _Ops:
         """Write one record for every node that runs."""
         for node in self.graph.node:
             if nodes.control_kind(node):
-                self.whole.steered.add(self.prefix + nodes.node_name(node))
+                self.state.steered.add(self.prefix + nodes.node_name(node))
         for node in self.running:
             {"If": self._if, "Loop": self._loop, "": self._op}[nodes.control_kind(node)](node)
 
@@ -374,12 +374,12 @@ class _Ops:
         outputs = list(node.output)
         while len(outputs) > 1 and outputs[-1] not in self.read_here:
             outputs.pop()
-        facts, sources = nodes.op_facts(node, outputs, self.values, self.whole.dtype)
+        facts, sources = nodes.op_facts(node, outputs, self.values, self.state.dtype)
         where = f"node {nodes.node_name(node)!r} ({node.op_type})"
         inputs = [self.read(value) for value in sources]
-        made = op_arguments(facts, where, facts.attributes, has_formula=facts.kind in COSTS)
-        dtype = nodes.compute_dtype(node, self.values, self.whole.dtype)
-        name = self._add(self._name(node, len(outputs)), inputs=inputs, **made, dtype=dtype)
+        arguments = op_arguments(facts, where, facts.attributes, has_formula=facts.kind in COSTS)
+        dtype = nodes.compute_dtype(node, self.values, self.state.dtype)
+        name = self._add(self._name(node, len(outputs)), inputs=inputs, **arguments, dtype=dtype)
         self._refer(outputs, name)
 
     def _refer(self, outputs: Sequence[str], name: str, first: int = 0) -> None:
@@ -389,23 +389,23 @@ class _Ops:
 
     # -- nodes with subgraphs --------------------------------------------------------------------
 
-    def _inside(self, node: Any, attribute: str, path: str, refs: dict[str, str]) -> _Ops:
-        scope = self.scope.inside[nodes.first_output(node), attribute]
-        inner = _Ops(nodes.graphs_of(node)[attribute], scope, self.whole, f"{self.prefix}{path}/", refs, self)
+    def _write_inner(self, node: Any, attribute: str, path: str, refs: dict[str, str]) -> _Ops:
+        scope = self.scope.inner[nodes.first_output(node), attribute]
+        inner = _Ops(nodes.graphs_of(node)[attribute], scope, self.state, f"{self.prefix}{path}/", refs, self)
         inner.write()
         return inner
 
     def _function(self, ops: _Ops, inputs: Sequence[str], results: Sequence[str]) -> str:
         name = ops.prefix[:-1]
-        self.whole.functions[name] = Function(name, tuple(inputs), tuple(ops.records), tuple(results))
+        self.state.functions[name] = Function(name, tuple(inputs), tuple(ops.records), tuple(results))
         return name
 
     def _if(self, node: Any) -> None:
         name = self._name(node, len(node.output))
-        keys = [key for key in nodes.BRANCHES if (nodes.first_output(node), key) in self.scope.inside]
+        keys = [key for key in nodes.BRANCHES if (nodes.first_output(node), key) in self.scope.inner]
         decided = len(keys) == 1
         paths = {key: name if decided else f"{name}/{nodes.BRANCHES[key]}" for key in keys}
-        sides = {key: self._inside(node, key, path, {}) for key, path in paths.items()}
+        sides = {key: self._write_inner(node, key, path, {}) for key, path in paths.items()}
         returned = {key: ops.graph.output[: len(node.output)] for key, ops in sides.items()}
         results = {key: [ops.read(output.name) for output in returned[key]] for key, ops in sides.items()}
         outside = {marker: source for ops in sides.values() for marker, source in ops.outside.items()}
@@ -420,12 +420,12 @@ class _Ops:
 
     def _predicate(self, node: Any, name: str) -> str:
         """Return the op that decides: that of the condition if it has an outcome, or a new one."""
-        told, condition = self.whole.told, self.read(node.input[0])
+        extras, condition = self.state.extras, self.read(node.input[0])
         path = self.prefix + nodes.node_name(node)
-        if "outcome" in told.get(path, {}):
-            outcome = {"outcome": told[path]["outcome"]}
+        if "outcome" in extras.get(path, {}):
+            outcome = {"outcome": extras[path]["outcome"]}
             return self._add(f"{name}/predicate", "identity", [condition], duration_ns=0, attributes=outcome)
-        if "outcome" in told.get(self.prefix + condition, {}):
+        if "outcome" in extras.get(self.prefix + condition, {}):
             return condition
         raise InputError(
             f"node {path!r} (If) has a condition that is computed in the run; tell it with attributes: "
@@ -434,32 +434,32 @@ class _Ops:
         )
 
     def _loop(self, node: Any) -> None:
-        body, scope = nodes.graphs_of(node)["body"], self.scope.inside[nodes.first_output(node), "body"]
-        formal = [_unused_name(given.name, self.whole.node_names) for given in body.input]
-        carried, named = len(formal) - 2, [given.name for given in body.input]
+        body, scope = nodes.graphs_of(node)["body"], self.scope.inner[nodes.first_output(node), "body"]
+        formal = [_unused_name(argument.name, self.state.node_names) for argument in body.input]
+        carried, named = len(formal) - 2, [argument.name for argument in body.input]
         asks = not scope.values[body.output[0].name].constant  # the condition is computed in the body
         refs = dict(zip(named, formal, strict=True))
         if not asks:
             del refs[named[1]]
         name = self._name(node, len(node.output) + 2)
         start = self._add(f"{name}/start", "const", [], outputs=8, duration_ns=0)
-        ops = self._inside(node, "body", f"{name}/body", refs)
+        ops = self._write_inner(node, "body", f"{name}/body", refs)
         returned = body.output[0 if asks else 1 : len(node.output) + 1]
         ends = [ops.read(output.name) for output in returned]
         count = ops._add(_unused_name("count", ops.taken), "identity", [formal[0]], outputs=8, duration_ns=0)
-        rows = [_unused_name(f"rows{k}", self.whole.node_names) for k in range(len(node.output) - carried)]
-        given = [self.read(value) for value in node.input[2:]]
+        rows = [_unused_name(f"rows{k}", self.state.node_names) for k in range(len(node.output) - carried)]
+        initial = [self.read(value) for value in node.input[2:]]
 
         condition = [self.read(node.input[1]) if node.input[1] else start] if asks else []
         variables = [*formal[1:2][: len(condition)], formal[0], *formal[2:], *rows]
-        first = [*condition, start, *given, *[start] * len(rows)]
+        first = [*condition, start, *initial, *[start] * len(rows)]
         following = [*ends[: len(condition)], count, *ends[len(condition) :]]
         inputs = [*first, *(self.hand(*source) for source in ops.outside.values())]
-        told = self.whole.told.get(self.prefix + nodes.node_name(node), {})
+        extras = self.state.extras.get(self.prefix + nodes.node_name(node), {})
         attributes = {
             "body": self._function(ops, [*variables, *ops.outside], [*following, *ops.outside]),
             "trips": scope.trips,
-            "parallel_iterations": told.get("parallel_iterations", 1),
+            "parallel_iterations": extras.get("parallel_iterations", 1),
         }
         self._add(name, "while", inputs, attributes=attributes)
         offset = len(condition) + 1
@@ -467,15 +467,15 @@ class _Ops:
         for k, output in enumerate(node.output[carried:], start=carried):
             if output in self.read_here:
                 stack = _unused_name(f"{name}/stack{k - carried}", self.taken)
-                nbytes = nodes.tensor_facts(self.values[output], self.whole.dtype).nbytes
+                nbytes = nodes.tensor_facts(self.values[output], self.state.dtype).nbytes
                 moved = dict.fromkeys(("outputs", "bytes_read", "bytes_written"), nbytes)
                 rows = [f"{name}:{offset + k}"]
                 self.refs[output] = self._add(stack, "concat", rows, **moved, attributes={"axis": 0})
 
 
-def _unused_name(name: str, *taken: Any) -> str:
+def _unused_name(name: str, *collections: Any) -> str:
     """Return a name that none of some collections has."""
-    while any(name in each for each in taken):
+    while any(name in names for names in collections):
         name += "'"
     return name
 

@@ -64,7 +64,7 @@ class Scope:
     ----------
     values : dict
         Its own and those of the graphs around it.
-    inside : dict
+    inner : dict
         (first output of a node, its attribute) -> scope of that subgraph. For an If whose condition is
         constant, only the branch that runs is there.
     trips : int or sequence of int, optional
@@ -72,7 +72,7 @@ class Scope:
     """
 
     values: Values
-    inside: dict[tuple[str, str], Scope] = field(default_factory=dict)
+    inner: dict[tuple[str, str], Scope] = field(default_factory=dict)
     trips: int | Sequence[int] | None = None
 
 
@@ -131,12 +131,12 @@ _FACTORS = {
 }
 """Positions of both factors and of a bias, in operators with scales and zero points between them."""
 
-_HOW = """shape axis axes starts ends steps split sizes scales roi pads constant_value repeats depth values
-    ratio training_mode min max start limit delta K"""
-_OPERANDS = frozenset(_HOW.split())
+_PARAMETER_NAMES = """shape axis axes starts ends steps split sizes scales roi pads constant_value repeats
+    depth values ratio training_mode min max start limit delta K"""
+_PARAMETERS = frozenset(_PARAMETER_NAMES.split())
 """Inputs, by formal name, that parametrise the operator; they are not read as tensors if known."""
 
-_UNTOLD = frozenset({"shape", "sizes", "target_type"})
+_FROM_OUTPUT = frozenset({"shape", "sizes", "target_type"})
 """Those that follow from size and type of the output: the former change with the batch."""
 
 
@@ -165,14 +165,14 @@ def operands_of(node: Any, values: Values) -> dict[int, tuple[str, Any]]:
         schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
     except onnx.defs.SchemaError:
         return {}
-    found: dict[int, tuple[str, Any]] = {}
+    operands: dict[int, tuple[str, Any]] = {}
     for i, name in enumerate(node.input):
         formal = schema.inputs[min(i, len(schema.inputs) - 1)].name
         if name and formal == "target_type":
-            found[i] = formal, None
-        elif name and formal in _OPERANDS and (data := values[name].data) is not None:
-            found[i] = (formal, _plain(data.tolist()))
-    return found
+            operands[i] = formal, None
+        elif name and formal in _PARAMETERS and (data := values[name].data) is not None:
+            operands[i] = (formal, _plain(data.tolist()))
+    return operands
 
 
 def op_facts(
@@ -181,14 +181,14 @@ def op_facts(
     """Return the facts for cost formulas, and the values read; `outputs` are the outputs to count."""
     operands = operands_of(node, values)
     sources = [None if i in operands or not value else value for i, value in enumerate(node.input)]
-    told = {key: content for key, content in operands.values() if key not in _UNTOLD}
+    parameters = {key: content for key, content in operands.values() if key not in _FROM_OUTPUT}
     inputs = [None if source is None else tensor_facts(values[source], dtype) for source in sources]
     if first := _FACTORS.get(node.op_type):
-        rest = [given for i, given in enumerate(inputs) if i not in first]
-        inputs = [inputs[i] if 0 <= i < len(inputs) else None for i in first] + rest
+        others = [tensor for i, tensor in enumerate(inputs) if i not in first]
+        inputs = [inputs[i] if 0 <= i < len(inputs) else None for i in first] + others
     written = (tensor_facts(values[o], dtype) if o in values else TensorFacts((0,), 0) for o in outputs)
     kind = kind_of(node.op_type, node.domain)
-    facts = OpFacts(kind, tuple(inputs), tuple(written), _attributes_of(node) | told)
+    facts = OpFacts(kind, tuple(inputs), tuple(written), _attributes_of(node) | parameters)
     return facts, [source for source in sources if source is not None]
 
 
@@ -200,11 +200,11 @@ def tensor_facts(value: Value, dtype: str | None) -> TensorFacts:
 def _dtype_of(value: Value, dtype: str | None, stored: int | None = None) -> str:
     from onnx import TensorProto
 
-    theirs: str = TensorProto.DataType.Name(value.elem if stored is None else stored)
-    ours = sized_dtype(theirs)
-    if ours is None:
-        raise InputError(f"tensors of {theirs} have no size")
-    return dtype if dtype is not None and ours in dtypes.FLOATING else ours
+    onnx_name: str = TensorProto.DataType.Name(value.elem if stored is None else stored)
+    name = sized_dtype(onnx_name)
+    if name is None:
+        raise InputError(f"tensors of {onnx_name} have no size")
+    return dtype if dtype is not None and name in dtypes.FLOATING else name
 
 
 def compute_dtype(node: Any, values: Values, dtype: str | None) -> str:
@@ -221,12 +221,12 @@ def _attributes_of(node: Any) -> dict[str, Any]:
 
     kinds = ("TENSOR", "TENSORS", "SPARSE_TENSOR", "GRAPH", "GRAPHS")
     skipped = {AttributeProto.AttributeType.Value(kind) for kind in kinds}
-    found = {
+    attributes = {
         attribute.name: _plain(helper.get_attribute_value(attribute))
         for attribute in node.attribute
         if attribute.type not in skipped
     }
-    return found | {key: bool(found[key]) for key in found.keys() & {"training_mode"}}
+    return attributes | {key: bool(attributes[key]) for key in attributes.keys() & {"training_mode"}}
 
 
 def _plain(value: Any) -> Any:
@@ -240,7 +240,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value]
 
 
-def op_name(node: Any, taken: Container[str], spoken: set[str], n_outputs: int) -> str:
+def op_name(node: Any, taken: Container[str], all_names: set[str], n_outputs: int) -> str:
     """Return a name for the op of a node: the node's own, unless it is taken or ambiguous.
 
     Parameters
@@ -248,7 +248,7 @@ def op_name(node: Any, taken: Container[str], spoken: set[str], n_outputs: int) 
     node : onnx.NodeProto
     taken : container of str
         The existing names.
-    spoken : set of str
+    all_names : set of str
         Every name in the model: ``a:1`` must not mean both one of them and the second output of ``a``.
     n_outputs : int
     """
@@ -258,7 +258,7 @@ def op_name(node: Any, taken: Container[str], spoken: set[str], n_outputs: int) 
     return next(
         name
         for name in candidates
-        if name not in taken and not any(f"{name}:{k}" in spoken for k in range(1, n_outputs))
+        if name not in taken and not any(f"{name}:{k}" in all_names for k in range(1, n_outputs))
     )
 
 
@@ -273,7 +273,7 @@ def op_name(node: Any, taken: Container[str], spoken: set[str], n_outputs: int) 
 # Branches return the same shapes, and what a loop carries keeps its own, as each op has one cost. The
 # semantics are those of https://onnx.ai/onnx/operators/onnx__Loop.html and onnx__If.html.
 
-Told = Mapping[str, Mapping[str, Any]]
+Extras = Mapping[str, Mapping[str, Any]]
 """Name of a Loop or If -> attributes that give its outcome or trips."""
 
 BRANCHES = {"then_branch": "then", "else_branch": "else"}
@@ -282,14 +282,14 @@ BRANCHES = {"then_branch": "then", "else_branch": "else"}
 _Enter = Callable[[str, str, Values], Scope]
 """(attribute, path, additional values of the subgraph) -> its whole scope."""
 
-_KEYS = {"If": ("outcome",), "Loop": ("trips", "parallel_iterations")}
+_STEERING_KEYS = {"If": ("outcome",), "Loop": ("trips", "parallel_iterations")}
 
 
 _Written = tuple[Values, dict[str, Scope]]
 """Outputs of a node with subgraphs, and the scopes of these, by attribute."""
 
 
-def control_values(node: Any, values: Values, path: str, told: Told, enter: _Enter) -> _Written:
+def control_values(node: Any, values: Values, path: str, extras: Extras, enter: _Enter) -> _Written:
     """Return the outputs of an If or a Loop, and the scopes of its subgraphs, by attribute.
 
     Parameters
@@ -299,7 +299,7 @@ def control_values(node: Any, values: Values, path: str, told: Told, enter: _Ent
         The values that the node sees.
     path : str
         Prefix of the names of its graph's ops.
-    told : mapping
+    extras : mapping
     enter : callable
         Infers one of its subgraphs.
 
@@ -310,12 +310,12 @@ def control_values(node: Any, values: Values, path: str, told: Told, enter: _Ent
         iterations.
     """
     name = path + node_name(node)
-    about = told.get(name, {})
+    about = extras.get(name, {})
     for key in about:
-        if key not in _KEYS[node.op_type]:
-            known = " and ".join(_KEYS[node.op_type])
+        if key not in _STEERING_KEYS[node.op_type]:
+            accepted = " and ".join(_STEERING_KEYS[node.op_type])
             raise InputError(
-                f"attributes of {name!r}: a node {node.op_type} has no {key!r} to be told, but {known}"
+                f"attributes of {name!r}: a node {node.op_type} has no {key!r} to be told, but {accepted}"
             )
     return (_if if node.op_type == "If" else _loop)(node, values, name, about, enter)
 
@@ -330,41 +330,41 @@ def constant(name: str, values: Values) -> Any:
 
 
 def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _Enter) -> _Written:
-    known, outcome = constant(node.input[0], values), about.get("outcome")
-    if known is not None:  # as in constant folding, the branch replaces the node
-        if outcome is not None and outcome != known:
-            what = f"its condition is the constant {str(bool(known)).lower()}"
-            raise InputError(f"attributes of {name!r}: {what}, so its outcome cannot be {outcome!r}")
-        taken = "then_branch" if known else "else_branch"
-        scope = enter(taken, f"{name}/", {})
-        return _together(node, _ends(node, taken, scope)), {taken: scope}
-    inside = {key: enter(key, f"{name}/{short}/", {}) for key, short in BRANCHES.items()}
-    yes, no = (_ends(node, key, scope) for key, scope in inside.items())
-    found: Values = {}
+    condition, outcome = constant(node.input[0], values), about.get("outcome")
+    if condition is not None:  # as in constant folding, the branch replaces the node
+        if outcome is not None and outcome != condition:
+            reason = f"its condition is the constant {str(bool(condition)).lower()}"
+            raise InputError(f"attributes of {name!r}: {reason}, so its outcome cannot be {outcome!r}")
+        branch = "then_branch" if condition else "else_branch"
+        scope = enter(branch, f"{name}/", {})
+        return _branch_values(node, _branch_results(node, branch, scope)), {branch: scope}
+    scopes = {key: enter(key, f"{name}/{short}/", {}) for key, short in BRANCHES.items()}
+    yes, no = (_branch_results(node, key, scope) for key, scope in scopes.items())
+    results: Values = {}
     for output, a, b in zip(node.output, yes, no, strict=True):
         if output and (a.shape, a.elem) != (b.shape, b.elem) and not isinstance(outcome, bool):
             shapes = f"{shape_text(a.shape)} from one branch and {shape_text(b.shape)} from the other"
             raise InputError(
                 f"node {name!r} (If) returns {output!r} as {shapes}, or of another type; "
-                f"{_tell(name, 'outcome', 'true')}, always the same, and what follows has one shape"
+                f"{_advice(name, 'outcome', 'true')}, always the same, and what follows has one shape"
             )
         end = b if outcome is False else a
         batch_first = a.batch_first and b.batch_first
-        found[output] = replace(end, data=None, constant=False, from_shape=False, batch_first=batch_first)
-    found.pop("", None)
-    return found, inside
+        results[output] = replace(end, data=None, constant=False, from_shape=False, batch_first=batch_first)
+    results.pop("", None)
+    return results, scopes
 
 
-def _ends(node: Any, attribute: str, scope: Scope) -> list[Value]:
+def _branch_results(node: Any, attribute: str, scope: Scope) -> list[Value]:
     """Return the results of a branch, one for each output of the node."""
     outputs = graphs_of(node)[attribute].output
     if len(outputs) < len(node.output):
-        what = f"has {format_count(len(node.output), 'output')}, and its {attribute} returns {len(outputs)}"
-        raise InputError(f"node {node_name(node)!r} (If) {what}")
+        counts = f"has {format_count(len(node.output), 'output')}, and its {attribute} returns {len(outputs)}"
+        raise InputError(f"node {node_name(node)!r} (If) {counts}")
     return [scope.values[output.name] for output in outputs[: len(node.output)]]
 
 
-def _together(node: Any, ends: Sequence[Value]) -> Values:
+def _branch_values(node: Any, ends: Sequence[Value]) -> Values:
     """Return the results of a branch that always runs: constant only if all are, as the node is one op."""
     folded = all(end.constant for end in ends)
     named = zip(node.output, ends, strict=True)
@@ -378,8 +378,8 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
     from onnx import TensorProto
 
     body = graphs_of(node)["body"]
-    formal = [given.name for given in body.input]
-    starts = [values[given] for given in node.input[2:]]
+    formal = [argument.name for argument in body.input]
+    starts = [values[argument] for argument in node.input[2:]]
     inputs, outputs = len(starts) + 2, max(len(starts), len(node.output)) + 1
     if len(formal) != inputs or len(body.output) < outputs:
         takes, gives = format_count(len(formal), "input"), format_count(len(body.output), "output")
@@ -399,53 +399,53 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
     for carried, start, end in zip(formal[2:], starts, ends[: len(starts)], strict=True):
         if start.shape != end.shape:
             shapes = f"{shape_text(start.shape)} in one iteration and {shape_text(end.shape)} in the next"
-            what = f"node {name!r} (Loop) carries {carried!r}, which is {shapes}"
-            raise InputError(f"{what}; pad it to its largest size in the model")
+            problem = f"node {name!r} (Loop) carries {carried!r}, which is {shapes}"
+            raise InputError(f"{problem}; pad it to its largest size in the model")
     trips = _trips(node, values, name, about, constant(body.output[0].name, scope.values))
-    found: Values = {}
+    results: Values = {}
     for k, (output, end) in enumerate(zip(node.output, ends[: len(node.output)], strict=True)):
         plain = replace(end, data=None, constant=False, from_shape=False)
         if k >= len(starts):  # a scan output: one row per iteration
             if not isinstance(trips, int):
-                what = f"node {name!r} (Loop) collects {body.output[k + 1].name!r} over its iterations"
-                raise InputError(f"{what}, so its trips must be one number, not {trips!r}")
+                problem = f"node {name!r} (Loop) collects {body.output[k + 1].name!r} over its iterations"
+                raise InputError(f"{problem}, so its trips must be one number, not {trips!r}")
             plain = replace(plain, shape=(trips, *end.shape), batch_first=False)
-        found[output] = plain
-    found.pop("", None)
-    return found, {"body": replace(scope, trips=trips)}
+        results[output] = plain
+    results.pop("", None)
+    return results, {"body": replace(scope, trips=trips)}
 
 
 def _trips(
     node: Any, values: Values, name: str, about: Mapping[str, Any], goes_on: bool | None
 ) -> int | Sequence[int]:
     """Return the number of iterations: as given, or as it follows from constants."""
-    given = [node.input[i] if len(node.input) > i else "" for i in (0, 1)]
-    limit = constant(given[0], values) if given[0] else None
-    begins = constant(given[1], values) if given[1] else True
+    names = [node.input[i] if len(node.input) > i else "" for i in (0, 1)]
+    limit = constant(names[0], values) if names[0] else None
+    begins = constant(names[1], values) if names[1] else True
     if "trips" in about:
         return _check_trips(name, about["trips"], limit)
     if begins is False or (limit is not None and limit <= 0):
         return 0
-    if begins and goes_on is False and (limit is not None or not given[0]):
+    if begins and goes_on is False and (limit is not None or not names[0]):
         return 1
     if begins and goes_on and limit is not None:
         return int(limit)
     if not begins or goes_on is None:
         reason = "goes on as long as a condition holds that is computed in the run"
-    elif given[0]:
+    elif names[0]:
         reason = "has a trip count that is computed in the run"
     else:
         reason = "has no trip count, and its condition is always true"
-    most = f", at most {limit}" if limit is not None else ""
-    raise InputError(f"node {name!r} (Loop) {reason}; {_tell(name, 'trips', '8')}{most}")
+    limit_text = f", at most {limit}" if limit is not None else ""
+    raise InputError(f"node {name!r} (Loop) {reason}; {_advice(name, 'trips', '8')}{limit_text}")
 
 
 def _check_trips(name: str, trips: Any, limit: int | None) -> int | Sequence[int]:
     counts = trips if isinstance(trips, list | tuple) else [trips]
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in counts)
-    if not counts or not whole:
-        what = "trips is a count of at least 0, or a list with one for each time the loop is entered"
-        raise InputError(f"attributes of {name!r}: {what}, not {trips!r}")
+    valid = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in counts)
+    if not counts or not valid:
+        expected = "trips is a count of at least 0, or a list with one for each time the loop is entered"
+        raise InputError(f"attributes of {name!r}: {expected}, not {trips!r}")
     if limit is not None and max(counts) > max(limit, 0):
         raise InputError(
             f"attributes of {name!r}: trips {trips!r} is more than the model's own count, {limit}"
@@ -453,5 +453,5 @@ def _check_trips(name: str, trips: Any, limit: int | None) -> int | Sequence[int
     return trips if isinstance(trips, int) else list(counts)
 
 
-def _tell(name: str, key: str, example: str) -> str:
+def _advice(name: str, key: str, example: str) -> str:
     return f"tell it with attributes: {{{name}: {{{key}: {example}}}}}"

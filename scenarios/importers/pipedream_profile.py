@@ -113,32 +113,32 @@ def read_profile(path: StrPath) -> list[LayerProfile]:
     >>> sum(layer.forward_ns for layer in layers)  # doctest: +SKIP
     """
     lines = read_text(path).splitlines()
-    found: dict[str, re.Match[str]] = {}
+    nodes: dict[str, re.Match[str]] = {}
     before: dict[str, list[str]] = {}
     edges: list[tuple[int, str, str]] = []
     for number, line in enumerate(lines, 1):
         if match := _NODE.fullmatch(line):
-            if match["name"] in found:
+            if match["name"] in nodes:
                 raise GraphError(f"{path}:{number}: the layer {match['name']!r} is there twice")
-            found[match["name"]], before[match["name"]] = match, []
+            nodes[match["name"]], before[match["name"]] = match, []
         elif match := _EDGE.fullmatch(line):
             edges.append((number, match["before"], match["after"]))
         elif line.strip():
-            shown = f": {line[:60]!r}" if found or edges else ""  # show nothing of an unrelated file
-            raise InputError(f"{path}:{number}: neither a layer nor an edge{shown}")
+            excerpt = f": {line[:60]!r}" if nodes or edges else ""  # show nothing of an unrelated file
+            raise InputError(f"{path}:{number}: neither a layer nor an edge{excerpt}")
     for number, first, second in edges:
         for name in (first, second):
-            if name not in found:
-                raise GraphError(f"{path}:{number}: unknown layer {name!r}{hint(name, found)}")
+            if name not in nodes:
+                raise GraphError(f"{path}:{number}: unknown layer {name!r}{hint(name, nodes)}")
         before[second].append(first)
-    if not found:
+    if not nodes:
         raise InputError(f"{path}: no layer in it")
     order = GraphBuilder(str(path))
-    for name in sorted(found, key=lambda name: (int(re.sub(r"\D", "", name) or 0), name)):
+    for name in sorted(nodes, key=lambda name: (int(re.sub(r"\D", "", name) or 0), name)):
         order.op(name, after=before[name])
     graph = order.build()
     names = [graph.op_names[op] for op in graph.topological_order.tolist()]
-    return [_layer(found[name], before[name], path) for name in names]
+    return [_layer(nodes[name], before[name], path) for name in names]
 
 
 def _layer(match: re.Match[str], predecessors: list[str], path: StrPath) -> LayerProfile:

@@ -54,11 +54,11 @@ class TextLine(NamedTuple):
 
     def wrong(self, expected: str) -> NoReturn:
         """Raise an error about the line."""
-        # A file of another form may hold what no message should show: only plain words, or what begins as a
-        # line of numbers does, is repeated.
+        # The file may be of another kind, with content that no message should show. Only plain words, or a
+        # line that begins with a number, are repeated.
         text = " ".join(self.words)
-        found = f", found {shorten(text)!r}" if re.match(r"\d|[-+.\w ]*$", text, re.ASCII) else ""
-        raise InputError(f"{self.path}: line {self.number}: should be {expected}{found}")
+        excerpt = f", found {shorten(text)!r}" if re.match(r"\d|[-+.\w ]*$", text, re.ASCII) else ""
+        raise InputError(f"{self.path}: line {self.number}: should be {expected}{excerpt}")
 
     def numbers(self, expected: str) -> list[int]:
         """Return the numbers; raise if the line has anything else."""
@@ -80,12 +80,12 @@ def _is_shop(head: bytes) -> list[list[str]]:
     return rows if plain and len(rows[0]) in (2, 3) else []
 
 
-def _job_lines(path: StrPath, most: int) -> tuple[int, list[TextLine]]:
+def _job_lines(path: StrPath, max_sizes: int) -> tuple[int, list[TextLine]]:
     """Return the number of machines, and the line of each job."""
     lines = lines_of(path, read_text(path)) or [TextLine(path, 1, [])]
     sizes = [word for word in lines[0].words[:2] if word.isdecimal() and word.isascii()]
-    if len(sizes) < 2 or len(lines[0].words) > most or "0" in sizes:
-        lines[0].wrong("JOBS MACHINES" + (" [MACHINES AN OP]" if most > 2 else ""))
+    if len(sizes) < 2 or len(lines[0].words) > max_sizes or "0" in sizes:
+        lines[0].wrong("JOBS MACHINES" + (" [MACHINES AN OP]" if max_sizes > 2 else ""))
     jobs, machines = map(int, sizes)
     if len(lines) != jobs + 1:
         raise InputError(f"{path}: {jobs} jobs are announced, a line each, and {len(lines) - 1} lines follow")
@@ -101,12 +101,12 @@ def _shop(path: StrPath, machines: int, jobs: Iterator[list[dict[int, int]]], un
             after = [f"j{j}.{k - 1}"] if k else []
             if len(times) == 1:
                 ((machine, time),) = times.items()
-                given: dict[str, Any] = {"device": f"m{machine}", "duration_ns": time * unit_ns}
+                facts: dict[str, Any] = {"device": f"m{machine}", "duration_ns": time * unit_ns}
             else:
-                given = {
+                facts = {
                     "duration_by_kind": {f"m{machine}": time * unit_ns for machine, time in times.items()}
                 }
-            builder.op(f"j{j}.{k}", kind="task", after=after, **given)
+            builder.op(f"j{j}.{k}", kind="task", after=after, **facts)
     devices = {f"m{machine}": {"kind": "cpu", "cores": 1} for machine in range(machines)}
     with in_file(path):
         return replace(builder.build(), machine={"devices": devices})
@@ -214,8 +214,8 @@ class Project:
             The file is not valid (with the number of the line), or there are several modes.
         """
         unit_ns = parse_duration(unit, what="unit")
-        follow, requests, there = _sections(path)
-        n = len(there)
+        follow, requests, capacities = _sections(path)
+        n = len(capacities)
         before: dict[int, list[str]] = {}
         for line in follow:
             job, modes, count, *after = line.numbers("JOB MODES N SUCCESSOR ...")
@@ -232,39 +232,39 @@ class Project:
             if len(numbers) != 3 + n:
                 line.wrong(expected)
             job, _, time, *needs = numbers
-            takes = {name: k for name, k in zip(there, needs, strict=True) if k}
+            takes = {name: k for name, k in zip(capacities, needs, strict=True) if k}
             attributes = {"resources": takes} if takes else {}
             after_ = before.pop(job, [])
             builder.op(str(job), kind="task", duration_ns=time * unit_ns, after=after_, attributes=attributes)
         if before:
             raise InputError(f"{path}: activity {min(before)} follows others and has no line in {_PROJECT}")
-        machine = {"devices": {"project": {"kind": "cpu", "cores": len(requests)}}, "resources": there}
+        machine = {"devices": {"project": {"kind": "cpu", "cores": len(requests)}}, "resources": capacities}
         with in_file(path):
             return replace(builder.build(), machine=machine)
 
 
 def _sections(path: StrPath) -> tuple[list[TextLine], list[TextLine], dict[str, int]]:
     """Return the lines of successors and of requests, and the capacity of each resource."""
-    found: dict[str, list[TextLine]] = {}
+    sections: dict[str, list[TextLine]] = {}
     section = ""
     for line in lines_of(path, read_text(path)):
         text = " ".join(line.words)
         if text.endswith(":") or text.startswith("RESOURCEAVAILABILITIES"):
             section = text.rstrip(":")
         elif not re.fullmatch(r"[*-]+", text):
-            found.setdefault(section, []).append(line)
+            sections.setdefault(section, []).append(line)
     names = ("PRECEDENCE RELATIONS", _PROJECT, "RESOURCEAVAILABILITIES")
     for name in names:
-        if len(found.get(name, ())) < 2:
+        if len(sections.get(name, ())) < 2:
             raise InputError(f"{path}: has no {name}, which a project of PSPLIB (.sm) should")
-    follow, requests, there = (found[name] for name in names)
-    words = " ".join(there[0].words).replace(" ", "")
+    follow, requests, capacities = (sections[name] for name in names)
+    words = " ".join(capacities[0].words).replace(" ", "")
     resources = re.findall(r"[A-Z]\d+", words)
     if "".join(resources) != words or any(name[0] != "R" for name in resources):
-        there[0].wrong("renewable resources: R 1 R 2 ...")
-    amounts = there[1].numbers(f"how much there is of each of {len(resources)} resources")
+        capacities[0].wrong("renewable resources: R 1 R 2 ...")
+    amounts = capacities[1].numbers(f"how much there is of each of {len(resources)} resources")
     if len(amounts) != len(resources):
-        there[1].wrong(f"how much there is of each of {len(resources)} resources")
+        capacities[1].wrong(f"how much there is of each of {len(resources)} resources")
     return follow[1:], requests[1:], dict(zip(resources, amounts, strict=True))
 
 
@@ -272,7 +272,7 @@ def is_instance(path: StrPath) -> bool:
     """Whether a file is an instance that includes its machine; False if it cannot be read."""
     with suppress(InputError, OSError):
         name, head = os.path.basename(os.fspath(path)), read_head(path)
-        return any(known.recognises(name, head) for known in (Project, JobShop, FlexibleJobShop))
+        return any(reader.recognises(name, head) for reader in (Project, JobShop, FlexibleJobShop))
     return False
 
 

@@ -110,7 +110,7 @@ def tensor_flow(tasks: Sequence[Touch]) -> list[TaskFlow]:
     flows = [TaskFlow() for _ in tasks]
     last = {task.operator: i for i, task in enumerate(tasks)}
     before: dict[Hashable, int] = {}
-    held: dict[Storage, tuple[int, int]] = {}
+    last_write: dict[Storage, tuple[int, int]] = {}
     """The task that wrote what a storage holds, and its bytes."""
     numbers: dict[tuple[int, Storage], int] = {}
     """Of what a task wrote to a storage: the number of its output, if another task has read it."""
@@ -119,14 +119,14 @@ def tensor_flow(tasks: Sequence[Touch]) -> list[TaskFlow]:
     for i, task in enumerate(tasks):
         if task.operator is None:
             continue
-        reads = {one.storage for one in task.reads if not one.on_host}
+        reads = {tensor.storage for tensor in task.reads if not tensor.on_host}
         if task.operator in before:
             flows[i].inputs.append((before[task.operator], len(flows[before[task.operator]].outputs)))
             flows[before[task.operator]].outputs.append(0)
         else:
-            for storage in dict.fromkeys(one.storage for one in task.reads if one.storage in reads):
-                if storage in held:
-                    writer, nbytes = held[storage]
+            for storage in dict.fromkeys(tensor.storage for tensor in task.reads if tensor.storage in reads):
+                if storage in last_write:
+                    writer, nbytes = last_write[storage]
                     outputs = flows[writer].outputs
                     number = numbers.setdefault((writer, storage), len(outputs))
                     outputs += [nbytes] if number == len(outputs) else []
@@ -135,12 +135,12 @@ def tensor_flow(tasks: Sequence[Touch]) -> list[TaskFlow]:
         before[task.operator] = i
         if last[task.operator] == i:
             sizes: dict[Storage, int] = {}
-            for one in task.writes:
-                if not one.on_host:
-                    sizes[one.storage] = max(one.nbytes, sizes.get(one.storage, 0))
+            for tensor in task.writes:
+                if not tensor.on_host:
+                    sizes[tensor.storage] = max(tensor.nbytes, sizes.get(tensor.storage, 0))
             for storage, nbytes in sizes.items():
-                before_it = readers.pop(storage, [])
+                earlier = readers.pop(storage, [])
                 if storage in reads:
-                    flows[i].after += [reader for reader in before_it if reader < i]
-                held[storage] = i, nbytes
+                    flows[i].after += [reader for reader in earlier if reader < i]
+                last_write[storage] = i, nbytes
     return flows

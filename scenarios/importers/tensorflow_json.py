@@ -120,28 +120,28 @@ class RecordedNodes:
                 raise InputError(f"node {name!r} has {len(shapes)} shapes and {len(dtypes_)} dtypes")
             self.tensors[name] = []
             for dtype, shape in zip(dtypes_, shapes, strict=True):
-                known = None if shape is None else [None if n is None or n < 0 else n for n in shape]
-                if known and known[0] is None and batch is not None:
-                    known[0], filled = batch, True
-                self.tensors[name].append(self._add_size(name, len(self.tensors[name]), dtype, known))
+                sizes = None if shape is None else [None if n is None or n < 0 else n for n in shape]
+                if sizes and sizes[0] is None and batch is not None:
+                    sizes[0], filled = batch, True
+                self.tensors[name].append(self._add_size(name, len(self.tensors[name]), dtype, sizes))
         if batch is not None and not filled:
             raise InputError(f"its shapes are those of one batch size, so batch={batch} cannot be set")
 
     def _add_size(self, name: str, k: int, dtype: str, shape: list[int | None] | None) -> TensorFacts:
         if dtype == "resource":  # a handle; the variable itself is a parameter
             return TensorFacts((), 0)
-        ours = sized_dtype(dtype)
-        if ours is None or shape is None or None in shape:
+        own_dtype = sized_dtype(dtype)
+        if own_dtype is None or shape is None or None in shape:
             self.open[name, k] = f"{name}:{k} ({dtype} {'of unknown rank' if shape is None else shape})"
             return TensorFacts((0,), 0)
-        whole = tuple(n for n in shape if n is not None)
-        return TensorFacts(whole, dtypes.nbytes(whole, ours))
+        sizes = tuple(n for n in shape if n is not None)
+        return TensorFacts(sizes, dtypes.nbytes(sizes, own_dtype))
 
     def dtype(self, name: str) -> str | None:
         """Return the type in which a node computes: that of its result, or of what it compares or assigns."""
         results = [dtype for dtype in _dtypes(self.nodes[name])[:1] if dtype != "bool"]
-        given = [_dtypes(self.nodes[source])[k] for source, k in self.sources[name]]
-        return next(filter(None, map(sized_dtype, [*results, *given])), None)
+        operands = [_dtypes(self.nodes[source])[k] for source, k in self.sources[name]]
+        return next(filter(None, map(sized_dtype, [*results, *operands])), None)
 
     def pin(self, name: str) -> str | None:
         """Return our name of a device: gpu0 for ``/job:worker/device:GPU:0``, gpu for ``/device:GPU:*``."""
@@ -230,9 +230,9 @@ def op_facts(
     last = not str(attributes.get("data_format") or "NHWC").startswith("NC")
     facts: dict[str, Any] = {"weight_output_axis": -1, "mode": mode, "channels_last": last}
     image = slice(1, -1) if last else slice(2, None)  # windows and steps are given for all axes
-    for theirs, ours in (("ksize", "kernel_shape"), ("strides", "strides"), ("dilations", "dilations")):
-        if attributes.get(theirs):
-            facts[ours] = list(attributes[theirs])[image]
+    for key, name in (("ksize", "kernel_shape"), ("strides", "strides"), ("dilations", "dilations")):
+        if attributes.get(key):
+            facts[name] = list(attributes[key])[image]
     if attributes.get("transpose_b") or attributes.get("adj_y"):
         facts["transposed"] = True
     if op.startswith("FusedBatchNorm"):
@@ -329,17 +329,17 @@ def _graph(file: File, batch: int | None, unknown: str) -> Graph:
         read = sources[0][0] if sources else ""
         if recorded.kinds[name] == "read_variable" and read in in_place:
             after += [(writer, 1) for writer in in_place[read].writers]
-        given = tuple(None if source in variables else tensors[source][k] for source, k in sources)
+        inputs = tuple(None if source in variables else tensors[source][k] for source, k in sources)
         written = tuple(tensors[name])
-        facts = op_facts(node["op"], given, written, node.get("attributes", {}))
+        facts = op_facts(node["op"], inputs, written, node.get("attributes", {}))
         sized = recorded.open.keys().isdisjoint([*sources, *((name, k) for k in range(len(written)))])
         has_formula, where = facts.kind in COSTS and sized, f"node {name!r} ({node['op']})"
-        made = op_arguments(
+        arguments = op_arguments(
             facts, where, plain_attributes(node.get("attributes", {})), has_formula=has_formula
         )
         reads = [(output_name(s, k), int(recorded.kinds[s] == "next_iteration")) for s, k in sources]
         pin, dtype = recorded.pin(name), recorded.dtype(name)
-        builder.op(name, inputs=reads, after=after, **made, device=pin, dtype=dtype)
+        builder.op(name, inputs=reads, after=after, **arguments, device=pin, dtype=dtype)
     return builder.build()
 
 

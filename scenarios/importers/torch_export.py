@@ -94,7 +94,7 @@ _NAMES: Final = """
 """Kind of op → names of ATen's operators."""
 _RENAMED: Final = {
     name: kind
-    for kind, _, names in (one.strip().partition(":") for one in _NAMES.split("|"))
+    for kind, _, names in (line.strip().partition(":") for line in _NAMES.split("|"))
     for name in names.split()
 }
 
@@ -118,7 +118,7 @@ def operator_name(target: Any) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return the same for the full name of an operator."""
+    """Return the plain name for an operator's full name, such as ``aten::relu_``."""
     namespace, colons, plain = name.partition("::")
     if not colons or namespace != "aten":
         return name
@@ -247,22 +247,22 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
 
     if name.startswith(("max_pool", "avg_pool")):
         padding, dilation = _numbers(argument_at(3, "padding")), _numbers(argument_at(4, "dilation"))
-        found = {
+        windows = {
             "kernel_shape": _numbers(args[1]),
             "strides": _numbers(argument_at(2, "stride"))
             or _numbers(args[1]),  # none: windows do not overlap
             "pads": padding * (2 if len(padding) == len(_numbers(args[1])) else 1),
             "dilations": dilation if name.startswith("max_pool") else [],
         }
-        return {key: numbers for key, numbers in found.items() if numbers}
+        return {key: numbers for key, numbers in windows.items() if numbers}
     if (order := WINDOWS.get(name)) is not None:
         stride, padding, dilation = (
-            _numbers(argument_at(at, key)) for at, key in zip(order, _CONV, strict=True)
+            _numbers(argument_at(place, key)) for place, key in zip(order, _CONV, strict=True)
         )
         axes = len(node.meta["val"].shape) - 2
         pads = padding * 2 if len(padding) == axes else padding * 2 * axes if len(padding) == 1 else []
-        found = {"strides": stride, "pads": pads, "dilations": dilation}
-        return {key: numbers for key, numbers in found.items() if numbers}
+        windows = {"strides": stride, "pads": pads, "dilations": dilation}
+        return {key: numbers for key, numbers in windows.items() if numbers}
     if name in CAUSAL:
         return {"is_causal": bool(argument_at(CAUSAL[name], "is_causal", False))}
     if "batch_norm" in name:
@@ -339,17 +339,17 @@ def import_torch(
     name = type(module).__name__
     called: dict[int, str] = {}  # name of a parameter that has several: that of `named_parameters`
     parameters = module.named_parameters(remove_duplicate=False)
-    trained = {key: called.setdefault(id(of), key) for key, of in parameters if of.requires_grad}
-    given = module, tuple(inputs), dict(keywords or {})
+    trained = {key: called.setdefault(id(p), key) for key, p in parameters if p.requires_grad}
+    arguments = module, tuple(inputs), dict(keywords or {})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch's warnings about its own internals,
             warnings.filterwarnings("error", ".*Disabling autocast")  # but not that forward runs otherwise
             try:
-                program = _program(*given)
+                program = _program(*arguments)
             except UserWarning:
-                program = _program_on_a_gpu(*given)
-    except Exception as error:  # other people's code, traced by other people's code: whatever it raises
+                program = _program_on_a_gpu(*arguments)
+    except Exception as error:  # the module and PyTorch's tracer may raise anything
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{name} cannot be exported: {type(error).__name__}: {first}") from error
     _check([node for node in _calls(program) if not _is_getitem(node)], name, unknown)
@@ -368,24 +368,24 @@ def _program(module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> 
     return program
 
 
-def _program_on_a_gpu(*given: Any) -> Any:
-    """Export a copy whose tensors, without content, are on a GPU that is not here: autocast is by device."""
+def _program_on_a_gpu(*arguments: Any) -> Any:
+    """Export a copy with empty tensors on a GPU, which need not exist: autocast depends on the device."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._pytree import tree_leaves
 
-    module, *inputs = given
+    module, *inputs = arguments
     moved: dict[int, Any] = {}
     with FakeTensorMode():
         for tensor in (*module.parameters(), *module.buffers(), *tree_leaves(inputs)):
             if isinstance(tensor, torch.Tensor):
-                there = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+                on_gpu = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
                 if isinstance(tensor, torch.nn.Parameter):  # gradients there need a PyTorch built for CUDA
-                    there = type(tensor)(there, requires_grad=False)
-                moved[id(tensor)] = there
+                    on_gpu = type(tensor)(on_gpu, requires_grad=False)
+                moved[id(tensor)] = on_gpu
     no_gpu = mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False)
     with no_gpu, mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True):
-        return _program(*copy.deepcopy(given, moved))
+        return _program(*copy.deepcopy(arguments, moved))
 
 
 def _calls(program: Any) -> Iterator[Any]:
@@ -430,53 +430,53 @@ def _build(program: Any, name: str, dtype: str | None, trained: Mapping[str, str
                 refs[node] = output_name(refs[source], k)
                 continue
             tensors = [_list_item(node)]
-            said = [*source.args, *source.kwargs.items(), k]
+            raw = [*source.args, *source.kwargs.items(), k]
             facts = OpFacts("identity", _facts(tensors, dtype), _facts([node], dtype), {})
         else:
-            operator, said = operator_name(node.target), [*node.args, *node.kwargs.items()]
+            operator, raw = operator_name(node.target), [*node.args, *node.kwargs.items()]
             tensors = order_tensors(operator, list(_tensors(node.args, node.kwargs)))
             kind = kind_of(operator, node) or operator
             attributes = attributes_of(operator, node)
             if operator in WINDOWS and any(map(_has_channels_last, tensors[:2])):
                 attributes["data_format"] = "NHWC"  # of image or weights (aten/native/ConvUtils.h)
-            given = _facts(tensors, dtype)
+            read_facts = _facts(tensors, dtype)
             if kind == "attention":  # of heads, in any number of axes
-                given = tuple(of._replace(shape=_of_four_axes(of.shape)) for of in given)
-            facts = OpFacts(kind, given, _facts([node], dtype), attributes)
-        attributes = {"aten": str(node.target), "arguments": plain_arguments(said), **facts.attributes}
-        if without := [k for k, tensor in enumerate(tensors) if tensor in fixed or _is_whole(tensor)]:
+                read_facts = tuple(fact._replace(shape=_to_four_axes(fact.shape)) for fact in read_facts)
+            facts = OpFacts(kind, read_facts, _facts([node], dtype), attributes)
+        attributes = {"aten": str(node.target), "arguments": plain_arguments(raw), **facts.attributes}
+        if without := [k for k, tensor in enumerate(tensors) if tensor in fixed or _is_integral(tensor)]:
             attributes["no_gradient"] = without
         where = f"{node.name} ({node.target})"
         inputs = [refs[tensor] for tensor in tensors]
-        for place in _operands_to_copy(operator_name(node.target), tensors):
-            moved, value = _facts([tensors[place]], dtype), tensors[place].meta["val"]
-            says = {"aten": "aten.clone.default", "columnwise": value.stride(-1) > 1}
-            clone = op_arguments(OpFacts("transpose", moved, moved, {}), where, says)
-            clone |= {"inputs": [inputs[place]], "dtype": _dtype(value, dtype)}
-            inputs[place] = builder.op(f"operand {place} of {node.name}", **clone)
+        for position in _operands_to_copy(operator_name(node.target), tensors):
+            moved, value = _facts([tensors[position]], dtype), tensors[position].meta["val"]
+            notes = {"aten": "aten.clone.default", "columnwise": value.stride(-1) > 1}
+            clone = op_arguments(OpFacts("transpose", moved, moved, {}), where, notes)
+            clone |= {"inputs": [inputs[position]], "dtype": _dtype(value, dtype)}
+            inputs[position] = builder.op(f"operand {position} of {node.name}", **clone)
         read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
         computing = [*_values(node), *read]  # operands of several types are brought to that of the result
-        made = op_arguments(facts, where, attributes, has_formula=facts.kind in COSTS)
-        if (whole := _whole_of(node)) is not node:  # who reads it from now on, reads what is written here
-            made["outputs"] = [of.nbytes for of in _facts([whole], dtype)]
-            made["attributes"]["view_of"] = tensors.index(node.args[0])
-        made["dtype"] = dtypes.math_dtype([_dtype(value, dtype) for value in computing])
-        refs[node] = refs[whole] = builder.op(node.name, inputs=inputs, **made)
+        record = op_arguments(facts, where, attributes, has_formula=facts.kind in COSTS)
+        if (base := _updated_tensor(node)) is not node:  # later readers read what is written here
+            record["outputs"] = [fact.nbytes for fact in _facts([base], dtype)]
+            record["attributes"]["view_of"] = tensors.index(node.args[0])
+        record["dtype"] = dtypes.math_dtype([_dtype(value, dtype) for value in computing])
+        refs[node] = refs[base] = builder.op(node.name, inputs=inputs, **record)
     return builder.build()
 
 
-def _whole_of(node: Any) -> Any:
-    """Return the tensor of which a node changes a part in place, through views; others are their own."""
+def _updated_tensor(node: Any) -> Any:
+    """Return the tensor that a node updates in place, perhaps through views; for others, the node itself."""
     name = getattr(getattr(node.target, "_schema", None), "name", "")
     if not _IN_PLACE.fullmatch(name) or isinstance(node.args[0], list):
         return node
-    whole = node.args[0]
-    while whole.op == "call_function":
-        part = _is_getitem(whole) and operator_name(whole.args[0].target) in LISTS
-        if not part and kind_of(operator_name(whole.target), whole) != "identity":
+    base = node.args[0]
+    while base.op == "call_function":
+        part = _is_getitem(base) and operator_name(base.args[0].target) in LISTS
+        if not part and kind_of(operator_name(base.target), base) != "identity":
             break
-        whole = _list_item(whole) if part else whole.args[0]
-    return whole
+        base = _list_item(base) if part else base.args[0]
+    return base
 
 
 def _list_item(item: Any) -> Any:
@@ -486,13 +486,13 @@ def _list_item(item: Any) -> Any:
 
 
 def _operands_to_copy(operator: str, tensors: Sequence[Any]) -> list[int]:
-    """Return which operands a product of batches copies: their axes of batches are not one by strides."""
+    """Return which operands a batched product copies: those with batch axes that strides cannot join."""
     batches = operator == "matmul" and min(tensor.meta["val"].dim() for tensor in tensors) > 2
     values = [tensor.meta["val"] for tensor in tensors if batches]
     return [k for k, value in enumerate(values) if not _is_view(value, (-1, *value.shape[-2:]))]
 
 
-def _of_four_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _to_four_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     batch, last = (1, *shape)[:-3], (1, 1, 1, *shape)[-3:]
     return math.prod(batch), *last
 
@@ -510,17 +510,17 @@ def _externals(
                 refs[node] = builder.input(node.name, facts.nbytes)
                 continue
             constant = spec.kind.name == "CONSTANT_TENSOR"
-            own = node.name if constant else trained.get(spec.target, spec.target)
-            refs[node] = builder.parameter(own, facts.nbytes)
+            full_name = node.name if constant else trained.get(spec.target, spec.target)
+            refs[node] = builder.parameter(full_name, facts.nbytes)
             if spec.kind.name != "PARAMETER" or spec.target not in trained:
                 fixed.add(node)
     return fixed
 
 
-def _is_whole(node: Any) -> bool:
+def _is_integral(node: Any) -> bool:
     """Whether a tensor that an op computes has whole numbers or truth values, and so no gradient."""
     types = [value.dtype for value in _values(node)]
-    return node.op != "placeholder" and not any(of.is_floating_point or of.is_complex for of in types)
+    return node.op != "placeholder" and not any(t.is_floating_point or t.is_complex for t in types)
 
 
 def _tensors(*arguments: Any) -> Iterator[Any]:
@@ -536,13 +536,13 @@ def _tensors(*arguments: Any) -> Iterator[Any]:
 
 def _values(node: Any) -> list[Any]:
     """Return the tensors that a node stands for."""
-    found = node.meta.get("val")
-    several = found if isinstance(found, list | tuple) else [found]
+    content = node.meta.get("val")
+    several = content if isinstance(content, list | tuple) else [content]
     return [value for value in several if hasattr(value, "shape") and hasattr(value, "dtype")]
 
 
 def _facts(nodes: Sequence[Any], dtype: str | None) -> tuple[TensorFacts, ...]:
-    out = []
+    facts = []
     for node in nodes:
         for value in _values(node):
             shape = tuple(value.shape)
@@ -550,11 +550,11 @@ def _facts(nodes: Sequence[Any], dtype: str | None) -> tuple[TensorFacts, ...]:
                 raise InputError(
                     f"{node.name} has the open shape {shape}; give inputs without open dimensions"
                 )
-            out.append(TensorFacts(shape, dtypes.nbytes(shape, _dtype(value, dtype))))
-    return tuple(out)
+            facts.append(TensorFacts(shape, dtypes.nbytes(shape, _dtype(value, dtype))))
+    return tuple(facts)
 
 
 def _dtype(value: Any, dtype: str | None) -> str:
-    own = str(value.dtype).removeprefix("torch.")
-    name = sized_dtype(own) or own
+    torch_name = str(value.dtype).removeprefix("torch.")
+    name = sized_dtype(torch_name) or torch_name
     return dtype if dtype is not None and name in dtypes.FLOATING else dtypes.check_dtype(name)

@@ -33,7 +33,7 @@ from sim.graph.builder import GraphBuilder
 from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph
 
-_OTHERWISE_MEANT: Final = CONTROL_FLOW_KINDS | {"send", "recv"}
+_RESERVED_KINDS: Final = CONTROL_FLOW_KINDS | {"send", "recv"}
 """Kinds of op that cannot be names of programs."""
 
 
@@ -94,22 +94,22 @@ def _read(workflow: Mapping[str, Any]) -> tuple[_Tasks, dict[str, int]]:
 
 
 def _read_classic(workflow: Mapping[str, Any]) -> tuple[_Tasks, dict[str, int]]:
-    """Return them in the form up to 1.3, which keeps everything at a task, to which others refer by name."""
-    given = workflow.get("tasks", workflow.get("jobs"))
-    if given is None:
+    """Return the same from the form up to 1.3, where a task has everything, and others refer to its name."""
+    jobs = workflow.get("tasks", workflow.get("jobs"))
+    if jobs is None:
         raise KeyError("tasks")
-    ids = [str(task.get("id") or task["name"]) for task in given]
-    id_of = {task["name"]: id_ for task, id_ in zip(given, ids, strict=True)}
+    ids = [str(task.get("id") or task["name"]) for task in jobs]
+    id_of = {task["name"]: id_ for task, id_ in zip(jobs, ids, strict=True)}
     tasks, sizes = _Tasks(), dict[str, int]()
-    for task, id_ in zip(given, ids, strict=True):
+    for task, id_ in zip(jobs, ids, strict=True):
         files = task.get("files", [])
         sizes |= {file["name"]: int(file.get("sizeInBytes", file.get("size", 0))) for file in files}
-        made = {"runtimeInSeconds": task.get("runtime"), "coreCount": task.get("cores"), **task, "id": id_}
+        record = {"runtimeInSeconds": task.get("runtime"), "coreCount": task.get("cores"), **task, "id": id_}
         for key in ("parents", "children"):
-            made[key] = [id_of.get(name, name) for name in task.get(key, [])]
-        made["outputFiles"] = [file["name"] for file in files if file["link"] == "output"]
-        made["inputFiles"] = [file["name"] for file in files if file["link"] != "output"]
-        tasks.append(made)
+            record[key] = [id_of.get(name, name) for name in task.get(key, [])]
+        record["outputFiles"] = [file["name"] for file in files if file["link"] == "output"]
+        record["inputFiles"] = [file["name"] for file in files if file["link"] != "output"]
+        tasks.append(record)
     return tasks, sizes
 
 
@@ -117,7 +117,7 @@ def _kind(task: Mapping[str, Any]) -> str:
     """Return the name of the program, or else of the task without its number."""
     program = task.get("command", {}).get("program") or task.get("category")
     kind = str(program or re.sub(r"[_-]?(ID)?\d+$", "", task["name"]))
-    return f"{kind} (program)" if kind in _OTHERWISE_MEANT else kind
+    return f"{kind} (program)" if kind in _RESERVED_KINDS else kind
 
 
 def _ns(seconds: Any) -> int | None:
@@ -129,7 +129,7 @@ def _ns(seconds: Any) -> int | None:
 
 
 def _order(tasks: _Tasks) -> dict[str, list[str]]:
-    """Return task -> those before it, as they are told without files, at either end."""
+    """Return task -> the tasks before it, from the ``parents`` and ``children`` of all tasks."""
     before: dict[str, list[str]] = {task["id"]: [] for task in tasks}
     for task in tasks:
         before[task["id"]] += task.get("parents", [])
@@ -162,7 +162,7 @@ def _build(name: str, tasks: _Tasks, sizes: Mapping[str, int]) -> Graph:
     for file in dict.fromkeys(file for files in reads for file in files if file not in writer):
         builder.input(refer(file), sizes.get(file, 0))
     for task, files in zip(tasks, reads, strict=True):
-        own = {
+        attributes = {
             "cores": task.get("coreCount"),
             "machine": (task.get("machines") or [task.get("machine")])[0],
             "full_name": task.get("name") if task.get("name") != task["id"] else None,
@@ -176,6 +176,6 @@ def _build(name: str, tasks: _Tasks, sizes: Mapping[str, int]) -> Graph:
             after=[other for other in dict.fromkeys(before[task["id"]]) if other not in writers],
             outputs=[sizes.get(file, 0) for file in task.get("outputFiles", [])],
             duration_ns=_ns(task.get("runtimeInSeconds")),
-            attributes={key: value for key, value in own.items() if value is not None},
+            attributes={key: value for key, value in attributes.items() if value is not None},
         )
     return builder.build()

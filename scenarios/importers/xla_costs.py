@@ -111,16 +111,16 @@ class Computation:
     def shape(self, operand: Operand) -> Shape:
         """Return the shape of an operand."""
         name, index = operand
-        found = self.instructions.get(name)
-        if found is None:
+        source = self.instructions.get(name)
+        if source is None:
             if self.outer is None:
                 raise InputError(f"{self.name} reads {name!r}, which no instruction before it makes")
             return self.outer.shape(operand)
-        return found.shape if index is None or isinstance(found.shape, Array) else found.shape[index]
+        return source.shape if index is None or isinstance(source.shape, Array) else source.shape[index]
 
     def shapes(self, instruction: Instruction) -> list[Array]:
         """Return the tensors that an instruction reads, including those in tuples."""
-        return [one for operand in instruction.operands for one in leaves(self.shape(operand))]
+        return [array for operand in instruction.operands for array in leaves(self.shape(operand))]
 
     def end(self) -> Instruction | None:
         """Return the instruction that produces the result."""
@@ -132,8 +132,8 @@ def leaves(shape: Shape) -> Iterator[Array]:
     if isinstance(shape, Array):
         yield shape
     else:
-        for one in shape:
-            yield from leaves(one)
+        for part in shape:
+            yield from leaves(part)
 
 
 # -- kinds of instructions ------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def words(text: str) -> dict[str, str]:
     {'subtract': 'sub', 'reduce-window': 'reduce_window'}
     """
     pairs = (word.partition(":") for word in text.split())
-    return {theirs: ours or theirs.replace("-", "_") for theirs, _, ours in pairs}
+    return {xla_name: name or xla_name.replace("-", "_") for xla_name, _, name in pairs}
 
 
 _ELEMENTWISE: Final = words(
@@ -180,7 +180,7 @@ COLLECTIVES: Final = words(
 
 
 _COMPARISONS: Final = words("LT:less LE:less_or_equal GT:greater GE:greater_or_equal NE:not_equal")
-_BY: Final = {"add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod", "and": "all", "or": "any"}
+_REDUCERS: Final = words("add:sum maximum:max minimum:min multiply:prod and:all or:any")
 _EXPANDED: Final = {
     "sinh": 13, "cosh": 5, "asin": 7, "acos": 5, "atan": 1, "asinh": 14, "acosh": 11, "atanh": 8,
     "erf-inv": 39, "erfc": 63, "lgamma": 57, "digamma": 76, "bessel-i1e": 84, "next-after": 24,
@@ -203,27 +203,27 @@ def product_of(instruction: Instruction) -> str:
     return "dot" if instruction.opcode == "dot" or library else ""
 
 
-def kind_of(instruction: Instruction, given: Sequence[Array]) -> str | None:
+def kind_of(instruction: Instruction, operands: Sequence[Array]) -> str | None:
     """Return the op kind, or None if the instruction is not known.
 
     Parameters
     ----------
     instruction : Instruction
-    given : sequence of Array
+    operands : sequence of Array
         Its operands.
     """
     opcode = instruction.opcode
     if product := product_of(instruction):
-        return "matmul" if product == "dot" else Convolution(instruction, given).kind
+        return "matmul" if product == "dot" else Convolution(instruction, operands).kind
     if opcode in ("reduce", "reduce-window"):
         end = instruction.called[0].end() if instruction.called else None
-        by = _BY.get(instruction.attributes.get("by") or (end.opcode if end else ""))
+        reducer = _REDUCERS.get(instruction.attributes.get("by") or (end.opcode if end else ""))
         if opcode == "reduce":
-            return f"reduce_{by}" if by else "argmax" if len(instruction.results) == 2 else "reduce"
+            return f"reduce_{reducer}" if reducer else "argmax" if len(instruction.results) == 2 else "reduce"
         low = [before for before, _ in instruction.attributes["window"].get("pad", ())]
-        if by == "sum" and max(low, default=0) + 1 in given[0].dims:
+        if reducer == "sum" and max(low, default=0) + 1 in operands[0].dims:
             return "cum_sum"
-        return "max_pool" if by == "max" else "average_pool"
+        return "max_pool" if reducer == "max" else "average_pool"
     if opcode == "compare":
         return _COMPARISONS.get(instruction.attributes.get("direction", ""), "equal")
     if opcode.startswith("batch-norm-"):
@@ -240,74 +240,74 @@ def flop_of(computation: Computation) -> int:
     """Return the flop of a computation; loops count as far as their text gives the trips."""
     if computation.flop is None:
         computation.flop = 0  # for recursion, which is refused elsewhere
-        works = (work_of(one, computation.shapes(one)) for one in computation.instructions.values())
+        works = (work_of(op, computation.shapes(op)) for op in computation.instructions.values())
         computation.flop = sum(works)
     return computation.flop
 
 
-def work_of(instruction: Instruction, given: Sequence[Array]) -> int:
+def work_of(instruction: Instruction, operands: Sequence[Array]) -> int:
     """Return the flop of an instruction with these operands."""
     opcode, results = instruction.opcode, instruction.results
-    made = results[0].elements if results else 0
+    elements = results[0].elements if results else 0
     if product := product_of(instruction):
         if product == "convolution":
-            return Convolution(instruction, given).flops
-        sizes = _product_sizes(instruction, given[0], given[1])
-        if sizes["m"] * sizes["n"] * sizes.get("batch", 1) != made:
-            raise _misfit(instruction, given)
-        return 2 * made * int(sizes["k"])
+            return Convolution(instruction, operands).flops
+        sizes = _product_sizes(instruction, operands[0], operands[1])
+        if sizes["m"] * sizes["n"] * sizes.get("batch", 1) != elements:
+            raise _misfit(instruction, operands)
+        return 2 * elements * int(sizes["k"])
     if opcode in _WORK:
-        return _WORK[opcode](instruction, given)
+        return _WORK[opcode](instruction, operands)
     if opcode in _EXPANDED:
-        return _EXPANDED[opcode] * made
+        return _EXPANDED[opcode] * elements
     if opcode.startswith("rng") and opcode in TRANSCENDENTAL:
-        return sum(one.elements for one in results)
+        return sum(array.elements for array in results)
     if opcode in _ELEMENTWISE or opcode in TRANSCENDENTAL:
-        if opcode != "bitcast-convert" and any(one.dims not in ((), results[0].dims) for one in given):
-            raise _misfit(instruction, given)
-        return made
+        if opcode != "bitcast-convert" and any(array.dims not in ((), results[0].dims) for array in operands):
+            raise _misfit(instruction, operands)
+        return elements
     return 0
 
 
-def _body_flop(one: Instruction) -> int:
+def _body_flop(op: Instruction) -> int:
     """Return the flop of one application of what an instruction applies; without its body, 1."""
-    return flop_of(one.called[0]) if one.called else 1
+    return flop_of(op.called[0]) if op.called else 1
 
 
-def _others(one: Instruction) -> int:
+def _extra_positions(op: Instruction) -> int:
     """Return the elements of a window besides the first."""
-    window: Sequence[int] = one.attributes.get("window", {}).get("size", ())
+    window: Sequence[int] = op.attributes.get("window", {}).get("size", ())
     return max(0, math.prod(window) - 1)
 
 
-def _fft(one: Instruction, given: Sequence[Array]) -> int:
-    lengths: Sequence[int] = one.attributes.get("fft_length", ())
-    return 8 * given[0].elements * math.prod(max(1, n).bit_length() - 1 for n in lengths)
+def _fft(op: Instruction, operands: Sequence[Array]) -> int:
+    lengths: Sequence[int] = op.attributes.get("fft_length", ())
+    return 8 * operands[0].elements * math.prod(max(1, n).bit_length() - 1 for n in lengths)
 
 
 _WORK: Final[Mapping[str, Callable[[Instruction, Sequence[Array]], int]]] = {
-    "map": lambda one, given: flop_of(one.called[0]) * one.results[0].elements,
-    "reduce": lambda one, given: _body_flop(one) * max(0, given[0].elements - one.results[0].elements),
-    "reduce-window": lambda one, given: _body_flop(one) * _others(one) * one.results[0].elements,
-    "scatter": lambda one, given: _body_flop(one) * given[-1].elements,
-    "select-and-scatter": lambda one, given: (
-        (flop_of(one.called[0]) * _others(one) + flop_of(one.called[1])) * given[1].elements
+    "map": lambda op, args: flop_of(op.called[0]) * op.results[0].elements,
+    "reduce": lambda op, args: _body_flop(op) * max(0, args[0].elements - op.results[0].elements),
+    "reduce-window": lambda op, args: _body_flop(op) * _extra_positions(op) * op.results[0].elements,
+    "scatter": lambda op, args: _body_flop(op) * args[-1].elements,
+    "select-and-scatter": lambda op, args: (
+        (flop_of(op.called[0]) * _extra_positions(op) + flop_of(op.called[1])) * args[1].elements
     ),
-    "sort": lambda one, given: given[0].elements * max(0, given[0].elements - 1).bit_length(),
+    "sort": lambda op, args: args[0].elements * max(0, args[0].elements - 1).bit_length(),
     "fft": _fft,
-    "triangular-solve": lambda one, given: 2 * given[0].dims[-1] * given[1].elements,
-    "cholesky": lambda one, given: given[0].dims[-1] * given[0].elements // 3,
-    "conditional": lambda one, given: max(map(flop_of, one.called), default=0),
-    "while": lambda one, given: sum(map(flop_of, one.called)) * int(one.attributes.get("trips", 1)),
-    **dict.fromkeys(("call", "fusion", "async-start"), lambda one, given: flop_of(one.called[0])),
+    "triangular-solve": lambda op, args: 2 * args[0].dims[-1] * args[1].elements,
+    "cholesky": lambda op, args: args[0].dims[-1] * args[0].elements // 3,
+    "conditional": lambda op, args: max(map(flop_of, op.called), default=0),
+    "while": lambda op, args: sum(map(flop_of, op.called)) * int(op.attributes.get("trips", 1)),
+    **dict.fromkeys(("call", "fusion", "async-start"), lambda op, args: flop_of(op.called[0])),
 }
 """Flop of an instruction with these operands."""
 
 
-def _misfit(instruction: Instruction, given: Sequence[Array]) -> InputError:
+def _misfit(instruction: Instruction, operands: Sequence[Array]) -> InputError:
     """Return the error for operands that an instruction cannot have."""
-    shapes, made = " and ".join(str([*one.dims]) for one in given), [*instruction.results[0].dims]
-    return InputError(f"{instruction.label}: {instruction.opcode} does not make {made} of {shapes}")
+    shapes, result = " and ".join(str([*array.dims]) for array in operands), [*instruction.results[0].dims]
+    return InputError(f"{instruction.label}: {instruction.opcode} does not make {result} of {shapes}")
 
 
 class Convolution:
@@ -317,22 +317,22 @@ class Convolution:
     input has a dilated image, and a gradient of the weights treats the batch as channels.
     """
 
-    def __init__(self, instruction: Instruction, given: Sequence[Array]) -> None:
+    def __init__(self, instruction: Instruction, operands: Sequence[Array]) -> None:
         called = _CUDNN.match(str(instruction.attributes.get("target", "")))
-        x, w, y = given[0], given[1], instruction.results[0]
+        x, w, y = operands[0], operands[1], instruction.results[0]
         if called and called[1] == "BackwardInput":
             x, y = y, x
         elif called and called[1] == "BackwardFilter":
             w, y = y, w
-        left, _, out = str(instruction.attributes.get("dim_labels", "")).partition("->")
-        left, _, kernel = left.partition("_")
-        self.axes = sorted(axis for axis in left if axis.isdigit())
-        fits = len(left) == len(x.dims) and len(kernel) == len(w.dims) and len(out) == len(y.dims)
-        names = (("bf", left), ("io", kernel), ("bf", out))
-        if not fits or any(not {*wanted, *self.axes} <= {*labels} for wanted, labels in names):
+        lhs, _, out = str(instruction.attributes.get("dim_labels", "")).partition("->")
+        lhs, _, kernel = lhs.partition("_")
+        self.axes = sorted(axis for axis in lhs if axis.isdigit())
+        fits = len(lhs) == len(x.dims) and len(kernel) == len(w.dims) and len(out) == len(y.dims)
+        names = (("bf", lhs), ("io", kernel), ("bf", out))
+        if not fits or any(not {*required, *self.axes} <= {*labels} for required, labels in names):
             raise InputError(f"{instruction.label}: its dim_labels do not fit its tensors")
         self.x, self.w, self.y = (
-            dict(zip(labels, array.dims, strict=True)) for labels, array in ((left, x), (kernel, w), (out, y))
+            dict(zip(labels, array.dims, strict=True)) for labels, array in ((lhs, x), (kernel, w), (out, y))
         )
         window = instruction.attributes.get("window", {})
         n = len(self.axes)
@@ -348,7 +348,7 @@ class Convolution:
             gradients = {"BackwardInput": "conv_input_grad", "BackwardFilter": "conv_weight_grad"}
             self.kind, self._forward = gradients.get(called[1], "conv"), True
         else:
-            of_weights = left.index("f") < left.index("b") or self.batch_group > 1
+            of_weights = lhs.index("f") < lhs.index("b") or self.batch_group > 1
             of_input = max(self.image_step, default=1) > 1
             self.kind = "conv_weight_grad" if of_weights else "conv_input_grad" if of_input else "conv"
             self._forward = self.kind == "conv"
@@ -367,58 +367,58 @@ class Convolution:
         """Return the sizes that cost models use: those of the forward convolution."""
         x, w, y = ([array[axis] for axis in self.axes] for array in (self.x, self.w, self.y))
         low, high = ([pad[side] for pad in self.pads] for side in (0, 1))
-        found = {"batch": self.x["b"], "in_channels": self.x["f"], "out_channels": self.y["f"]}
+        counts = {"batch": self.x["b"], "in_channels": self.x["f"], "out_channels": self.y["f"]}
         image, kernel, stride, dilation = x, w, self.stride, self.kernel_step
         if self.kind == "conv_weight_grad" and not self._forward:  # the sum is over the batch
-            found = {"batch": self.x["f"], "in_channels": self.x["b"], "out_channels": self.y["f"]}
+            counts = {"batch": self.x["f"], "in_channels": self.x["b"], "out_channels": self.y["f"]}
             if self.batch_group > 1:
-                found = {"batch": self.w["i"], "in_channels": self.x["b"], "out_channels": self.w["o"]}
+                counts = {"batch": self.w["i"], "in_channels": self.x["b"], "out_channels": self.w["o"]}
             kernel, stride, dilation = y, self.kernel_step, self.stride
         elif self.kind == "conv_input_grad" and not self._forward:
-            found = {"batch": self.x["b"], "in_channels": self.y["f"], "out_channels": self.x["f"]}
+            counts = {"batch": self.x["b"], "in_channels": self.y["f"], "out_channels": self.x["f"]}
             image, stride = y, self.image_step
             spans = [step * (n - 1) for n, step in zip(kernel, dilation, strict=True)]
             low, high = ([span - pad for span, pad in zip(spans, pads, strict=True)] for pads in (low, high))
         pads = [max(0, pad) for pad in (*low, *high)]
         group = max(self.group, self.batch_group)
         windows = {"kernel_shape": kernel, "strides": stride, "pads": pads, "dilations": dilation}
-        return {**found, "group": group, "input_shape": image, **windows}
+        return {**counts, "group": group, "input_shape": image, **windows}
 
 
-def _positions(made: int, kernel: int, size: int, steps: tuple[int, int], low: int, apart: int) -> int:
+def _positions(outputs: int, kernel: int, size: int, steps: tuple[int, int], low: int, spacing: int) -> int:
     """Return how many pairs of an output element and a kernel element meet an element of the image.
 
-    They are o and k with ``o stride + k dilation - low = i apart`` for an i below `size`.
+    They are o and k with ``o stride + k dilation - low = i spacing`` for an i below `size`.
     """
-    (few, step), (many, stride) = sorted(((made, steps[0]), (kernel, steps[1])))
-    at_most(_MOST_POSITIONS, few * min(many, apart), "places of a window")
-    found, jump = 0, apart * stride
+    (few, step), (many, stride) = sorted(((outputs, steps[0]), (kernel, steps[1])))
+    at_most(_MAX_POSITIONS, few * min(many, spacing), "places of a window")
+    count, jump = 0, spacing * stride
     for n in range(few):
-        for k in range(min(many, apart)):  # each `apart`-th place from here on meets an element, or none does
-            at = n * step + k * stride - low
-            if at % apart == 0:
-                first = max(0, -(at // jump))
-                last = min((many - 1 - k) // apart, (size * apart - 1 - at) // jump)
-                found += max(0, last - first + 1)
-    return found
+        for k in range(min(many, spacing)):  # every `spacing`-th place from here meets an element, or none
+            offset = n * step + k * stride - low
+            if offset % spacing == 0:
+                first = max(0, -(offset // jump))
+                last = min((many - 1 - k) // spacing, (size * spacing - 1 - offset) // jump)
+                count += max(0, last - first + 1)
+    return count
 
 
-_MOST_POSITIONS: Final = 2**20
+_MAX_POSITIONS: Final = 2**20
 
 
 # -- sizes and bytes ------------------------------------------------------------------------------
 
 
-def sizes_of(instruction: Instruction, given: Sequence[Array]) -> dict[str, Any]:
+def sizes_of(instruction: Instruction, operands: Sequence[Array]) -> dict[str, Any]:
     """Return the sizes of an op that cost models use (`scenarios.ops.op_formulas`)."""
     product = product_of(instruction)
     if product == "convolution":
-        return Convolution(instruction, given).sizes()
+        return Convolution(instruction, operands).sizes()
     if product == "dot":
-        return _product_sizes(instruction, given[0], given[1])
+        return _product_sizes(instruction, operands[0], operands[1])
     columns = 0
     if instruction.opcode == "reduce" and instruction.results[0].elements:
-        columns = given[0].elements // instruction.results[0].elements
+        columns = operands[0].elements // instruction.results[0].elements
         rows = instruction.results[0].elements
     elif instruction.opcode == "gather":
         columns = math.prod(instruction.attributes.get("slice_sizes", ()))
@@ -427,34 +427,35 @@ def sizes_of(instruction: Instruction, given: Sequence[Array]) -> dict[str, Any]
 
 
 def _product_sizes(instruction: Instruction, left: Array, right: Array) -> dict[str, Any]:
-    of = instruction.attributes
-    summed, theirs = of.get("lhs_contracting_dims", ()), of.get("rhs_contracting_dims", ())
-    batch, kept = of.get("lhs_batch_dims", ()), of.get("rhs_batch_dims", ())
-    if [left.dims[axis] for axis in (*summed, *batch)] != [right.dims[axis] for axis in (*theirs, *kept)]:
+    attrs = instruction.attributes
+    summed, rhs_summed = attrs.get("lhs_contracting_dims", ()), attrs.get("rhs_contracting_dims", ())
+    batch, rhs_batch = attrs.get("lhs_batch_dims", ()), attrs.get("rhs_batch_dims", ())
+    lhs_dims = [left.dims[axis] for axis in (*summed, *batch)]
+    if lhs_dims != [right.dims[axis] for axis in (*rhs_summed, *rhs_batch)]:
         raise _misfit(instruction, (left, right))
     k, n_batches = (math.prod(left.dims[axis] for axis in axes) for axes in (summed, batch))
-    inner = [axis for axis in range(len(right.dims)) if axis not in kept]
+    inner = [axis for axis in range(len(right.dims)) if axis not in rhs_batch]
     m, n = (array.elements // max(1, k * n_batches) for array in (left, right))
-    found: dict[str, Any] = {"m": m, "n": n, "k": k}
+    sizes: dict[str, Any] = {"m": m, "n": n, "k": k}
     if batch:
-        found["batch"] = n_batches
-    if len(inner) > 1 and inner[-1] in theirs:
-        found["transposed"] = True
-    return found
+        sizes["batch"] = n_batches
+    if len(inner) > 1 and inner[-1] in rhs_summed:
+        sizes["transposed"] = True
+    return sizes
 
 
 _PICKS: Final = ("slice", "dynamic-slice", "gather")
 
 
-def bytes_moved(instruction: Instruction, given: Sequence[Array]) -> tuple[list[int], list[int], int | None]:
+def bytes_moved(instruction: Instruction, inputs: Sequence[Array]) -> tuple[list[int], list[int], int | None]:
     """Return the bytes of each tensor read and written, and which one is updated in place, if any."""
-    read, written = [one.nbytes for one in given], [one.nbytes for one in instruction.results]
+    read, written = [array.nbytes for array in inputs], [array.nbytes for array in instruction.results]
     if instruction.opcode in _PICKS:
         return [written[0], *read[1:]], written, None
     if instruction.opcode == "dynamic-update-slice":
         return [0, *read[1:]], [read[1]], 0
     if instruction.opcode == "scatter":
-        n = len(given) // 2
+        n = len(inputs) // 2
         return [*read[n + 1 :], *read[n:]], read[n + 1 :], 0 if n == 1 else None
     if instruction.opcode == "fusion":
         return _fusion_bytes(instruction.called[0], read, written)
@@ -462,34 +463,34 @@ def bytes_moved(instruction: Instruction, given: Sequence[Array]) -> tuple[list[
 
 
 def _fusion_bytes(
-    inside: Computation, read: list[int], written: list[int]
+    body: Computation, read: list[int], written: list[int]
 ) -> tuple[list[int], list[int], int | None]:
     """Return the bytes that a fusion moves: only slices of sliced inputs, only updates of updated ones."""
     readers = group_pairs(
-        (name, (one, place))
-        for one in inside.instructions.values()
-        for place, (name, _) in enumerate(one.operands)
+        (name, (op, position))
+        for op in body.instructions.values()
+        for position, (name, _) in enumerate(op.operands)
     )
     number = {
-        name: one.attributes.get("number", 0)
-        for name, one in inside.instructions.items()
-        if one.opcode == "parameter"
+        name: op.attributes.get("number", 0)
+        for name, op in body.instructions.items()
+        if op.opcode == "parameter"
     }
-    for name, at in number.items():
+    for name, index in number.items():
         uses = readers.get(name, [])
-        parts = [one.results[0].nbytes for one, place in uses if one.opcode in _PICKS and not place]
-        updated = [one for one, place in uses if one.opcode == "dynamic-update-slice" and not place]
-        if len(parts) + len(updated) == len(uses) and at < len(read):
-            read[at] = min(read[at], sum(parts))
-    end = inside.end()
+        parts = [op.results[0].nbytes for op, position in uses if op.opcode in _PICKS and not position]
+        updated = [op for op, position in uses if op.opcode == "dynamic-update-slice" and not position]
+        if len(parts) + len(updated) == len(uses) and index < len(read):
+            read[index] = min(read[index], sum(parts))
+    end = body.end()
     ends = [end] if end is not None and end.opcode != "tuple" else []
     if end is not None and end.opcode == "tuple":
-        ends = [inside.instructions[name] for name, _ in end.operands if name in inside.instructions]
+        ends = [body.instructions[name] for name, _ in end.operands if name in body.instructions]
     in_place = None
-    for k, one in enumerate(ends[: len(written)]):
-        while one.opcode == "bitcast" and one.operands[0][0] in inside.instructions:
-            one = inside.instructions[one.operands[0][0]]
-        if one.opcode == "dynamic-update-slice":
-            written[k] = inside.shapes(one)[1].nbytes
-            in_place = number.get(one.operands[0][0]) if k == 0 else in_place
+    for k, op in enumerate(ends[: len(written)]):
+        while op.opcode == "bitcast" and op.operands[0][0] in body.instructions:
+            op = body.instructions[op.operands[0][0]]
+        if op.opcode == "dynamic-update-slice":
+            written[k] = body.shapes(op)[1].nbytes
+            in_place = number.get(op.operands[0][0]) if k == 0 else in_place
     return read, written, in_place

@@ -73,8 +73,8 @@ def dtype_of(name: str) -> str:
     InputError
         The type has no size.
     """
-    if (known := sized_dtype(name)) is not None:
-        return known
+    if (dtype := sized_dtype(name)) is not None:
+        return dtype
     if narrow := re.fullmatch(r"f([48])e\w{3,9}", name.lower()):
         return f"fp{narrow[1]}"
     raise InputError(f"a tensor of {name:.40}, whose size is not known")
@@ -123,10 +123,10 @@ def numbers(text: str) -> list[int]:
     InputError
         A number is too long for a program.
     """
-    found = re.findall(r"-?\d+", text)
-    if any(len(number) > _DIGITS for number in found):
+    digits = re.findall(r"-?\d+", text)
+    if any(len(number) > _DIGITS for number in digits):
         raise InputError(f"a number of more than {_DIGITS} digits")
-    return [int(number) for number in found]
+    return [int(number) for number in digits]
 
 
 _DIGITS: Final = 18
@@ -137,20 +137,20 @@ _ARRAY: Final = re.compile(r"\s*(\w+)\[([^\]]*)\](?:\{[^}]*\})?")
 _COMMENT: Final = re.compile(r"/\*[^*]*\*/")
 
 
-def _shape(text: str, at: int, depth: int = 0) -> tuple[Shape, int]:
-    """Return the shape that begins at `at`, and its end."""
+def _shape(text: str, position: int, depth: int = 0) -> tuple[Shape, int]:
+    """Return the shape that begins at `position`, and its end."""
     if depth > MOST_DEPTH:
         raise InputError(f"a shape with more than {MOST_DEPTH} tuples in one another")
-    if text.startswith("(", at):
-        found, at = [], at + 1
-        while not text.startswith(")", at):
-            one, at = _shape(text, at, depth + 1)
-            found.append(one)
-            at = re.compile(r"[\s,]*").match(text, at).end()  # type: ignore[union-attr]
-        return tuple(found), at + 1
-    match = _ARRAY.match(text, at)
+    if text.startswith("(", position):
+        shapes, position = [], position + 1
+        while not text.startswith(")", position):
+            part, position = _shape(text, position, depth + 1)
+            shapes.append(part)
+            position = re.compile(r"[\s,]*").match(text, position).end()  # type: ignore[union-attr]
+        return tuple(shapes), position + 1
+    match = _ARRAY.match(text, position)
     if match is None:
-        raise InputError(f"no shape: {text[at : at + 40]!r}")
+        raise InputError(f"no shape: {text[position : position + 40]!r}")
     if match[1] in ("token", "opaque"):
         return (), match.end()
     return Array(dtype_of(match[1]), tuple(numbers(match[2]))), match.end()
@@ -161,7 +161,7 @@ def _shape(text: str, at: int, depth: int = 0) -> tuple[Shape, int]:
 _INSTRUCTION: Final = re.compile(r"(ROOT )?%?([\w.$:\-]+) = ")
 _HEADER: Final = re.compile(r"(ENTRY )?%?([\w.$:\-]+) [({]")
 _OPCODE: Final = re.compile(r"\s*([a-z][a-z0-9\-]*)\(")
-_TOLD: Final = re.compile(r"\b(num_partitions|replica_count)=(\d{1,6})\b")
+_DEVICE_COUNTS: Final = re.compile(r"\b(num_partitions|replica_count)=(\d{1,6})\b")
 
 
 def read_hlo(text: str) -> XlaModule:
@@ -173,7 +173,7 @@ def read_hlo(text: str) -> XlaModule:
         With the line: an instruction or a shape is invalid, a computation does not exist, ...
     """
     first = text[max(text.find("HloModule "), 0) :].partition("\n")[0]
-    known: dict[str, Computation] = {}
+    computations: dict[str, Computation] = {}
     entry: Computation | None = None
     current: Computation | None = None
     statement: list[str] = []
@@ -198,9 +198,9 @@ def read_hlo(text: str) -> XlaModule:
             header = _HEADER.match(stripped) if stripped.endswith("{") else None
             if header is not None and not stripped.startswith("HloModule"):
                 with at_line(number):
-                    if header[2] in known:
+                    if header[2] in computations:
                         raise InputError(f"the computation {header[2]} is there twice")
-                current = known[header[2]] = Computation(header[2])
+                current = computations[header[2]] = Computation(header[2])
                 entry = current if header[1] else entry
         elif stripped.startswith("}") and depth <= 0:
             finish()
@@ -219,16 +219,16 @@ def read_hlo(text: str) -> XlaModule:
         raise InputError("has no ENTRY computation")
     for number, instruction, name in calls:
         with at_line(number):
-            if name not in known:
+            if name not in computations:
                 raise InputError(f"{instruction.name} calls {name}, which is not in the file")
-        instruction.called.append(known[name])
+        instruction.called.append(computations[name])
     named = re.match(r"HloModule\s+([\w.$:\-]+)", first)
-    told = {key: int(n) for key, n in _TOLD.findall(first)}
-    fused = any(one.opcode == "fusion" for each in known.values() for one in each.instructions.values())
+    counts = {key: int(n) for key, n in _DEVICE_COUNTS.findall(first)}
+    fused = any(op.opcode == "fusion" for body in computations.values() for op in body.instructions.values())
     return XlaModule(
         named[1] if named else "module",
         entry,
-        told.get("num_partitions", 1) * told.get("replica_count", 1),
+        counts.get("num_partitions", 1) * counts.get("replica_count", 1),
         "is_scheduled=true" in first or fused,
         '"outer_dimension_partitions"' in text,
     )
@@ -248,36 +248,36 @@ def _instruction(text: str) -> tuple[Instruction, list[str]]:
         raise InputError(f"no instruction: {text[:60]!r}")
     if "/*" in text:
         text = _COMMENT.sub("", text)
-    shape, at = _shape(text, head.end())
-    match = _OPCODE.match(text, at)
+    shape, position = _shape(text, head.end())
+    match = _OPCODE.match(text, position)
     if match is None:
-        raise InputError(f"no opcode: {text[at : at + 40]!r}")
+        raise InputError(f"no opcode: {text[position : position + 40]!r}")
     opcode, opening = match[1], match.end() - 1
     end = closing(text, opening)
-    inside, rest = text[opening + 1 : end], text[end + 1 :].strip()
-    if rest and not rest.startswith(","):
-        raise InputError(f"no attribute of {head[2]}: {rest[:40]!r}")
-    pairs = (part.partition("=") for part in parts(rest))
-    said = {key.strip(): value.strip() for key, _, value in pairs}
-    found = Instruction(head[2], head[2], opcode, shape, [])
+    operands, tail = text[opening + 1 : end], text[end + 1 :].strip()
+    if tail and not tail.startswith(","):
+        raise InputError(f"no attribute of {head[2]}: {tail[:40]!r}")
+    pairs = (part.partition("=") for part in parts(tail))
+    attributes = {key.strip(): value.strip() for key, _, value in pairs}
+    instruction = Instruction(head[2], head[2], opcode, shape, [])
     if opcode in ("constant", "parameter", "iota"):
         if opcode == "parameter":
-            found.attributes["number"] = numbers(inside)[0]
+            instruction.attributes["number"] = numbers(operands)[0]
         elif opcode == "constant" and isinstance(shape, Array) and not shape.dims:
-            found.attributes["value"] = number_of(inside)
+            instruction.attributes["value"] = number_of(operands)
     else:
-        found.operands = [(part.split()[-1].removeprefix("%"), None) for part in parts(inside)]
-    _keep(found, said)
+        instruction.operands = [(part.split()[-1].removeprefix("%"), None) for part in parts(operands)]
+    _keep(instruction, attributes)
     called = _CALLS.get(opcode, ("to_apply", "calls"))
     # A custom call names helpers, and a collective its sum, on which no cost depends.
-    names = [] if opcode == "custom-call" else [said[key] for key in called if key in said]
-    return found, [name for each in names for name in re.findall(r"[\w.$:\-]+", each)]
+    names = [] if opcode == "custom-call" else [attributes[key] for key in called if key in attributes]
+    return instruction, [name for value in names for name in re.findall(r"[\w.$:\-]+", value)]
 
 
-def _keep(instruction: Instruction, said: dict[str, str]) -> None:
+def _keep(instruction: Instruction, attributes: dict[str, str]) -> None:
     """Keep the attributes that costs depend on."""
     into = instruction.attributes
-    for key, value in said.items():
+    for key, value in attributes.items():
         if key in _READERS:
             into[key] = _READERS[key](value)
         elif key == "custom_call_target":
@@ -296,23 +296,23 @@ def _keep_config(config: str, into: dict[str, Any]) -> None:
     """Keep the backend's facts about loops, products of libraries, and synchronous instructions."""
     if trips := _TRIPS.search(config):
         into["trips"] = int(trips[1])
-    for side, which, axes in _DOT_AXES.findall(config):
-        into[f"{side}_{which}_dims"] = numbers(axes)
+    for side, axes_kind, axes in _DOT_AXES.findall(config):
+        into[f"{side}_{axes_kind}_dims"] = numbers(axes)
     if re.search(r'"is_sync":\s*true', config):
         into["synchronous"] = True
 
 
 def _window(text: str) -> dict[str, Any]:
     """Return the values of a window for each axis: ``{size=3x3 pad=0_1x0_1}``."""
-    found: dict[str, Any] = {}
+    window: dict[str, Any] = {}
     for key, value in re.findall(r"(\w+)=([\d_x\-]+)", text):
         axes = value.split("x")
         if key == "pad":
             ends = (axis.partition("_") for axis in axes)
-            found[key] = [(int(low), int(high)) for low, _, high in ends]
+            window[key] = [(int(low), int(high)) for low, _, high in ends]
         else:
-            found[key] = [number for axis in axes for number in numbers(axis)]
-    return found
+            window[key] = [number for axis in axes for number in numbers(axis)]
+    return window
 
 
 def replica_groups(text: str) -> list[list[int]]:
@@ -329,7 +329,7 @@ def replica_groups(text: str) -> list[list[int]]:
     source, _, order = rest.partition("T")
     rows, sizes = numbers(shape), numbers(source)
     n = math.prod(sizes)
-    if len(rows) != 2 or rows[0] * rows[1] != n or not 0 < n <= _MOST_RANKS:
+    if len(rows) != 2 or rows[0] * rows[1] != n or not 0 < n <= _MAX_RANKS:
         raise InputError(f"replica groups {text[:60]!r}")
     axes = numbers(order) or [*range(len(sizes))]
     if sorted(axes) != [*range(len(sizes))]:
@@ -341,7 +341,7 @@ def replica_groups(text: str) -> list[list[int]]:
     return [ranks[begin:end] for begin, end in pairwise(range(0, n + 1, rows[1]))]
 
 
-_MOST_RANKS: Final = 100_000
+_MAX_RANKS: Final = 100_000
 _LISTS: Final = (
     *("lhs_contracting_dims", "rhs_contracting_dims", "lhs_batch_dims", "rhs_batch_dims"),
     *("dimensions", "slice_sizes", "fft_length"),

@@ -39,8 +39,8 @@ from sim.base.files import StrPath, read_text
 from sim.graph.builder import GraphBuilder
 from sim.graph.graph import Graph, output_name
 
-_MOST_BYTES: Final = 2**28
-_MOST_INSTRUCTIONS: Final = 500_000
+_MAX_BYTES: Final = 2**28
+_MAX_INSTRUCTIONS: Final = 500_000
 """Maximum number of instructions of a program after inlining calls and loops."""
 
 _COMMENTS: Final = r"(?:\s|(?://|#)[^\n]*\n)*"
@@ -81,7 +81,7 @@ def load(path: StrPath, *, unknown: Literal["error", "bytes"] = "error") -> Grap
         A loop with an unknown trip count runs once; of a conditional the branch with most flop runs; the text
         is not compiled, so that single ops stand for what XLA would fuse; or it is not partitioned.
     """
-    text = read_text(path, most=_MOST_BYTES)
+    text = read_text(path, most=_MAX_BYTES)
     with in_file(path):
         module = (read_hlo if _HLO.match(text) else read_stablehlo)(text)
         if module.name == "module":
@@ -129,16 +129,16 @@ class Traced:
 
 
 TracedShape = Traced | list[Any]
-_Known = ChainMap[str, TracedShape]
+_Env = ChainMap[str, TracedShape]
 
 
 def flat(values: TracedShape | Sequence[TracedShape]) -> list[Traced]:
-    return [values] if isinstance(values, Traced) else [one for each in values for one in flat(each)]
+    return [values] if isinstance(values, Traced) else [leaf for value in values for leaf in flat(value)]
 
 
 def shape_values(shape: Shape, values: Iterator[Traced]) -> TracedShape:
     """Return values, one for each tensor of a shape, in tuples of the same structure."""
-    return next(values) if isinstance(shape, Array) else [shape_values(one, values) for one in shape]
+    return next(values) if isinstance(shape, Array) else [shape_values(part, values) for part in shape]
 
 
 _NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -155,31 +155,31 @@ _NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
     "select": lambda chosen, yes, no: yes if chosen else no,
 }
 _COMPARED: Final = {name: getattr(operator, name.lower()) for name in ("LT", "LE", "GT", "GE", "EQ", "NE")}
-_LARGEST: Final = 2**63
+_MAX_NUMBER: Final = 2**63
 
 
-def number_made(one: Instruction, given: Sequence[int | float | None]) -> int | float | None:
+def fold_numbers(op: Instruction, operands: Sequence[int | float | None]) -> int | float | None:
     """Return the result of an instruction on known numbers, as far as loop counting needs it."""
-    known = [number for number in given if number is not None]
-    if len(known) < len(given) or not known:
+    numbers = [number for number in operands if number is not None]
+    if len(numbers) < len(operands) or not numbers:
         return None
-    if one.opcode == "compare" and len(known) == 2:
-        return int(_COMPARED[one.attributes.get("direction", "EQ")](*known))
+    if op.opcode == "compare" and len(numbers) == 2:
+        return int(_COMPARED[op.attributes.get("direction", "EQ")](*numbers))
     try:
-        found = _NUMBERS[one.opcode](*known) if one.opcode in _NUMBERS else None
+        result = _NUMBERS[op.opcode](*numbers) if op.opcode in _NUMBERS else None
     except TypeError:  # bits of a number that was converted: its value is still a fraction
         return None
-    return found if found is not None and abs(found) < _LARGEST else None
+    return result if result is not None and abs(result) < _MAX_NUMBER else None
 
 
-def passed_operand(one: Instruction, given: Sequence[Traced]) -> Traced | None:
+def find_passed_operand(op: Instruction, pair: Sequence[Traced]) -> Traced | None:
     """Return the operand that an instruction passes on: it multiplies by 1, adds 0, or ands with true."""
-    neutral = {"multiply": 1, "add": 0, "and": 1}.get(one.opcode)
-    if neutral is None or len(given) != 2 or given[0].array != given[1].array:
+    neutral = {"multiply": 1, "add": 0, "and": 1}.get(op.opcode)
+    if neutral is None or len(pair) != 2 or pair[0].array != pair[1].array:
         return None
-    if one.opcode == "and" and given[0].array.dtype != "bool":  # 1 is not all bits
+    if op.opcode == "and" and pair[0].array.dtype != "bool":  # 1 is not all bits
         return None
-    return next((given[1 - k] for k in (1, 0) if given[k].literal and given[k].number == neutral), None)
+    return next((pair[1 - k] for k in (1, 0) if pair[k].literal and pair[k].number == neutral), None)
 
 
 def same_order(array: Array, axes: Sequence[int]) -> bool:
@@ -192,7 +192,7 @@ def same_order(array: Array, axes: Sequence[int]) -> bool:
 
 # ----------------------------------------------------------------------------------------------------------
 
-_SAME: Final = (
+_PASSING: Final = (
     *("bitcast", "reshape", "dynamic-reshape", "opt-barrier", "domain", "add-dependency"),
     *("async-update", "async-done", "copy-done", "all-reduce-done", "all-gather-done"),
     "collective-permute-done",
@@ -222,45 +222,45 @@ class _Program:
     def graph(self, path: StrPath) -> Graph:
         """Return the graph of all devices."""
         entry = self._module.entry
-        parameters = [one for one in entry.instructions.values() if one.opcode == "parameter"]
+        parameters = [p for p in entry.instructions.values() if p.opcode == "parameter"]
         arguments: dict[int, TracedShape] = {}
-        for one in parameters:
-            alone = isinstance(one.shape, Array)
-            names = ((one.label if alone else f"{one.label}.{k}", a) for k, a in enumerate(one.results))
-            given = (Traced(array, name, array.nbytes, outer=True) for name, array in names)
-            arguments[one.attributes["number"]] = shape_values(one.shape, given)
+        for p in parameters:
+            is_array = isinstance(p.shape, Array)
+            names = ((p.label if is_array else f"{p.label}.{k}", a) for k, a in enumerate(p.results))
+            tensors = (Traced(array, name, array.nbytes, outer=True) for name, array in names)
+            arguments[p.attributes["number"]] = shape_values(p.shape, tensors)
         count = max(arguments, default=-1) + 1
         if count != len(arguments):
             raise InputError(
                 f"{entry.name} has {len(arguments)} parameters, and one with the number {count - 1}"
             )
         self._run(entry, [arguments[n] for n in range(count)], "")
-        self._tell(path)
+        self._warn_of_assumptions(path)
         graph = self._builder.build()
         if self._asynchronous:
             beside = {op: {"stream": 0, **graph.attributes.get(op, {})} for op in range(len(graph))}
             graph = replace(graph, attributes=beside)
         n = max([self._module.n_devices, *(max(group) + 1 for group in self._groups)])
-        return self._on_devices(graph, n) if self._collectives and n > 1 else graph
+        return self._copy_to_devices(graph, n) if self._collectives and n > 1 else graph
 
-    def _tell(self, path: StrPath) -> None:
+    def _warn_of_assumptions(self, path: StrPath) -> None:
         """Warn of what was assumed."""
         without_formula(self._without, self._unknown, UNKNOWN_BYTES)
-        told = []
-        for what, (first, *others) in self._unclear.items():
-            told.append(what.replace("WHICH", first + (f" (and {len(others)} more)" if others else "")))
+        notes = []
+        for note, (first, *others) in self._unclear.items():
+            notes.append(note.replace("WHICH", first + (f" (and {len(others)} more)" if others else "")))
         if self._module.for_cpu:
-            told.append("was compiled for a CPU, whose fusions and types of numbers are not those of a GPU")
+            notes.append("was compiled for a CPU, whose fusions and types of numbers are not those of a GPU")
         if not self._module.compiled and len(self._builder) > 1:
-            what = f"is not compiled: its {len(self._builder)} ops are kernels of their own"
-            told.append(f"{what}, of which XLA makes fewer; {_COMPILED} those, and compile: [fusion] some")
+            note = f"is not compiled: its {len(self._builder)} ops are kernels of their own"
+            notes.append(f"{note}, of which XLA makes fewer; {_COMPILED} those, and compile: [fusion] some")
         if self._module.n_devices > 1 and (not self._collectives or self._outside):
             n = self._module.n_devices
-            told.append(
+            notes.append(
                 f"is for {n} devices and not divided among them, so one does all; {_COMPILED} each part"
             )
-        for one in told:
-            warnings.warn(f"{path}: {one}", stacklevel=4)
+        for line in notes:
+            warnings.warn(f"{path}: {line}", stacklevel=4)
 
     # -- tracing --------------------------------------------------------------------------------
 
@@ -269,34 +269,34 @@ class _Program:
         computation: Computation,
         arguments: Sequence[TracedShape],
         path: str,
-        outer: _Known | None = None,
+        outer: _Env | None = None,
         stream: int | None = None,
     ) -> TracedShape:
         """Write the ops of a computation and return its result."""
         self._depth += 1
         length = self._seen + self._length(computation, self._depth)
-        at_most(_MOST_INSTRUCTIONS, length, "instructions, with loops and calls written out,")
-        known: _Known = ChainMap({}, *(outer.maps if outer is not None else ()))
+        at_most(_MAX_INSTRUCTIONS, length, "instructions, with loops and calls written out,")
+        env: _Env = ChainMap({}, *(outer.maps if outer is not None else ()))
 
         def value(name: str, index: int | None) -> TracedShape:
-            if name not in known:
+            if name not in env:
                 raise InputError(f"{computation.name} reads {name!r}, which no instruction before it makes")
-            found = known[name]
-            return found if index is None or isinstance(found, Traced) else found[index]
+            traced = env[name]
+            return traced if index is None or isinstance(traced, Traced) else traced[index]
 
-        for one in computation.instructions.values():
+        for op in computation.instructions.values():
             self._seen += 1
             try:
-                if one.opcode == "parameter":
-                    found = arguments[one.attributes["number"]]
-                    alone = isinstance(found, Traced) and isinstance(one.shape, Array)
-                    known[one.name] = found.as_shape(one.shape) if alone else found
+                if op.opcode == "parameter":
+                    argument = arguments[op.attributes["number"]]
+                    is_array = isinstance(argument, Traced) and isinstance(op.shape, Array)
+                    env[op.name] = argument.as_shape(op.shape) if is_array else argument
                 else:
-                    given = [value(*each) for each in one.operands]
-                    known[one.name] = self._step(one, given, path, known, stream)
+                    operands = [value(*operand) for operand in op.operands]
+                    env[op.name] = self._step(op, operands, path, env, stream)
             except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
-                what = f"{path}{one.label} ({one.opcode}): what it reads does not fit"
-                raise InputError(f"{what} its result or its attributes") from None
+                problem = f"{path}{op.label} ({op.opcode}): what it reads does not fit"
+                raise InputError(f"{problem} its result or its attributes") from None
         self._depth -= 1
         return value(*computation.root)
 
@@ -308,153 +308,153 @@ class _Program:
             )
         if id(computation) not in self._lengths:
             self._lengths[id(computation)] = sum(
-                1 + sum(self._length(each, depth + 1) for each in one.called)
-                for one in computation.instructions.values()
+                1 + sum(self._length(callee, depth + 1) for callee in op.called)
+                for op in computation.instructions.values()
             )
         return self._lengths[id(computation)]
 
     def _step(
-        self, one: Instruction, given: list[TracedShape], path: str, known: _Known, stream: int | None
+        self, op: Instruction, operands: list[TracedShape], path: str, env: _Env, stream: int | None
     ) -> TracedShape:
         """Trace an instruction and return its result."""
-        opcode, called = one.opcode, one.called
-        where = f"{path}{one.label}"
-        target = str(one.attributes.get("target", ""))
+        opcode, called = op.opcode, op.called
+        where = f"{path}{op.label}"
+        target = str(op.attributes.get("target", ""))
         if opcode == "tuple":
-            return given
+            return operands
         if opcode == "get-tuple-element":
-            index = one.attributes.get("index")
-            return given[0] if index is None or isinstance(given[0], Traced) else given[0][index]
-        if opcode in _SAME or (opcode == "custom-call" and _SHARDING.search(target)):
-            if isinstance(given[0], Traced) and isinstance(one.shape, Array):
-                return given[0].as_shape(one.shape)
-            return given[0] if len(given) == 1 else given
+            index = op.attributes.get("index")
+            return operands[0] if index is None or isinstance(operands[0], Traced) else operands[0][index]
+        if opcode in _PASSING or (opcode == "custom-call" and _SHARDING.search(target)):
+            if isinstance(operands[0], Traced) and isinstance(op.shape, Array):
+                return operands[0].as_shape(op.shape)
+            return operands[0] if len(operands) == 1 else operands
         if opcode in ("call", "manual", "async-start"):
             if opcode == "manual":
                 self._outside = bool(len(self._builder))
-            apart = opcode == "async-start" and not one.attributes.get("synchronous")
-            self._asynchronous |= apart
-            outer = known if opcode == "manual" else None
-            inside = path if opcode == "manual" else f"{where}/"
-            return self._run(called[0], given, inside, outer, 1 if apart else stream)
+            is_async = opcode == "async-start" and not op.attributes.get("synchronous")
+            self._asynchronous |= is_async
+            outer = env if opcode == "manual" else None
+            prefix = path if opcode == "manual" else f"{where}/"
+            return self._run(called[0], operands, prefix, outer, 1 if is_async else stream)
         if opcode == "while":
-            return self._loop(one, given, where, known)
+            return self._loop(op, operands, where, env)
         if opcode == "conditional":
-            return self._branch(one, given, where, known)
+            return self._branch(op, operands, where, env)
         if opcode in ("constant", "iota", "partition-id", "replica-id", "after-all", "create-token"):
-            return self._constant(one, where)
-        read = flat(given)
+            return self._constant(op, where)
+        read = flat(operands)
         if not self._module.compiled:
-            if opcode == "broadcast" and len(read) == 1 and isinstance(one.shape, Array):
-                return replace(read[0], array=one.shape)
-            alone = opcode == "transpose" and len(read) == 1
-            if alone and same_order(read[0].array, one.attributes["dimensions"]):
-                return read[0].as_shape(one.shape)  # type: ignore[arg-type]
-            if isinstance(one.shape, Array) and one.shape.elements == 1 and all(v.ref is None for v in read):
-                return Traced(one.shape, number=number_made(one, [v.number for v in read]))
-            if (kept := passed_operand(one, read)) is not None:
-                return kept
-        return self._op(one, read, where, stream)
+            if opcode == "broadcast" and len(read) == 1 and isinstance(op.shape, Array):
+                return replace(read[0], array=op.shape)
+            is_transpose = opcode == "transpose" and len(read) == 1
+            if is_transpose and same_order(read[0].array, op.attributes["dimensions"]):
+                return read[0].as_shape(op.shape)  # type: ignore[arg-type]
+            if isinstance(op.shape, Array) and op.shape.elements == 1 and all(v.ref is None for v in read):
+                return Traced(op.shape, number=fold_numbers(op, [v.number for v in read]))
+            if (passed := find_passed_operand(op, read)) is not None:
+                return passed
+        return self._op(op, read, where, stream)
 
-    def _constant(self, one: Instruction, where: str) -> TracedShape:
+    def _constant(self, op: Instruction, where: str) -> TracedShape:
         """Return a constant; an array of several numbers is in memory, like a parameter."""
-        if one.opcode == "iota" and self._module.compiled:
-            return self._op(one, [], where, None)
-        several = one.opcode == "constant" and not one.attributes.get("splat")
-        number, literal = one.attributes.get("value"), self._module.simplified
-        made = (
+        if op.opcode == "iota" and self._module.compiled:
+            return self._op(op, [], where, None)
+        several = op.opcode == "constant" and not op.attributes.get("splat")
+        number, literal = op.attributes.get("value"), self._module.simplified
+        traced = (
             Traced(array, where, array.nbytes, outer=True)
             if several and array.elements > 1
             else Traced(array, number=number, literal=literal)
-            for array in one.results
+            for array in op.results
         )
-        return shape_values(one.shape, made)
+        return shape_values(op.shape, traced)
 
-    def _loop(self, one: Instruction, given: list[TracedShape], where: str, known: _Known) -> TracedShape:
+    def _loop(self, op: Instruction, operands: list[TracedShape], where: str, env: _Env) -> TracedShape:
         """Trace all iterations of a loop."""
-        condition, body = one.called
-        state, trips, n = given, one.attributes.get("trips"), 0
+        condition, body = op.called
+        state, trips, n = operands, op.attributes.get("trips"), 0
         while True:
-            goes_on = n < trips if trips is not None else self._holds(condition, state, known)
+            goes_on = n < trips if trips is not None else self._is_true(condition, state, env)
             if goes_on is None and not n:
                 self._assume("nobody knows how often WHICH runs, which is counted once", where)
-                self._run(condition, state, f"{where}/condition/", known)
+                self._run(condition, state, f"{where}/condition/", env)
             elif not goes_on:
                 if goes_on is None:
                     self._assume(f"nobody knows how often WHICH runs, which is counted {n} times", where)
                 break
-            ended = self._run(body, state, f"{where}/{n}/", known)
-            state = [ended] if len(given) == 1 or isinstance(ended, Traced) else ended
-            if len(state) != len(given):
+            ended = self._run(body, state, f"{where}/{n}/", env)
+            state = [ended] if len(operands) == 1 or isinstance(ended, Traced) else ended
+            if len(state) != len(operands):
                 raise ValueError("a body whose results are not its arguments")
             n += 1
             if goes_on is None:
                 break
-        return state[0] if len(given) == 1 else state
+        return state[0] if len(operands) == 1 else state
 
-    def _holds(self, condition: Computation, state: Sequence[TracedShape], known: _Known) -> bool | None:
+    def _is_true(self, condition: Computation, state: Sequence[TracedShape], env: _Env) -> bool | None:
         """Return whether a condition is true, or None if its numbers are unknown."""
         silent, self._silent = self._silent, True
         compiled, self._module.compiled = self._module.compiled, False  # so that constants are traced
-        found = self._run(condition, state, "", known)
+        result = self._run(condition, state, "", env)
         self._silent, self._module.compiled = silent, compiled
-        return None if not isinstance(found, Traced) or found.number is None else bool(found.number)
+        return None if not isinstance(result, Traced) or result.number is None else bool(result.number)
 
-    def _branch(self, one: Instruction, given: list[TracedShape], where: str, known: _Known) -> TracedShape:
+    def _branch(self, op: Instruction, operands: list[TracedShape], where: str, env: _Env) -> TracedShape:
         """Trace the branch that is taken, or, if unknown, the one with most flop."""
-        chosen = flat(given[0])[0]
+        chosen = flat(operands[0])[0]
         n = None if chosen.number is None else int(chosen.number)
         if n is not None and chosen.array.dtype == "bool":
             n = int(not n)  # the first branch is that of true
-        if n is None or not 0 <= n < len(one.called):
-            work = [costs.flop_of(each) for each in one.called]
+        if n is None or not 0 <= n < len(op.called):
+            work = [costs.flop_of(callee) for callee in op.called]
             n = work.index(max(work))
             self._assume("of WHICH the branch with most flop runs", where)
-        return self._run(one.called[n], given[n + 1 : n + 2], f"{where}/{n}/", known)
+        return self._run(op.called[n], operands[n + 1 : n + 2], f"{where}/{n}/", env)
 
-    def _assume(self, what: str, where: str) -> None:
-        self._unclear.setdefault(what, []).append(where)
+    def _assume(self, message: str, where: str) -> None:
+        self._unclear.setdefault(message, []).append(where)
 
     # -- writing --------------------------------------------------------------------------------
 
-    def _op(self, one: Instruction, given: list[Traced], where: str, stream: int | None) -> TracedShape:
+    def _op(self, op: Instruction, operands: list[Traced], where: str, stream: int | None) -> TracedShape:
         """Write the op of an instruction."""
-        arrays = [value.array for value in given]
-        inside, shapes = self._heaviest(one, arrays)
-        kind = costs.kind_of(inside, shapes)
-        if kind is None and one.opcode == "fusion":
+        arrays = [value.array for value in operands]
+        heaviest, shapes = self._heaviest(op, arrays)
+        kind = costs.kind_of(heaviest, shapes)
+        if kind is None and op.opcode == "fusion":
             kind = "fusion"
         if kind is None:
-            self._without[str(one.attributes.get("target") or one.opcode)] += 1
-            kind = one.opcode.replace("-", "_")
-        made = _shape_of(one)
-        results = [*costs.leaves(made)]
+            self._without[str(op.attributes.get("target") or op.opcode)] += 1
+            kind = op.opcode.replace("-", "_")
+        shape = _shape_of(op)
+        results = [*costs.leaves(shape)]
         if self._silent:
-            return shape_values(made, map(Traced, results))
-        read, written, in_place = costs.bytes_moved(replace(one, shape=made), arrays)
+            return shape_values(shape, map(Traced, results))
+        read, written, in_place = costs.bytes_moved(replace(op, shape=shape), arrays)
         refs: dict[str, int] = {}
-        for value, nbytes in zip(given, read, strict=True):
+        for value, nbytes in zip(operands, read, strict=True):
             if value.ref is None:
                 continue
             if value.outer and value.ref not in self._builder:
                 self._builder.parameter(value.ref, value.nbytes)
             refs[value.ref] = max(refs.get(value.ref, 0), min(nbytes, value.nbytes))
-        attributes = costs.sizes_of(inside, shapes)
-        if one.opcode == "fusion":
-            attributes["fused"] = self._fuse(one)
-        if in_place is not None and (ref := given[in_place].ref) is not None:
+        attributes = costs.sizes_of(heaviest, shapes)
+        if op.opcode == "fusion":
+            attributes["fused"] = self._fused_kinds(op)
+        if in_place is not None and (ref := operands[in_place].ref) is not None:
             attributes["view_of"] = [*refs].index(ref)
-        if name := one.attributes.get("op_name"):
+        if name := op.attributes.get("op_name"):
             module, _, attributes["operator"] = name.rpartition("/")
             attributes |= {"module": module} if module else {}
-        opcode = one.opcode.removesuffix("-start")
+        opcode = op.opcode.removesuffix("-start")
         work = 0
         if opcode in COLLECTIVES:
-            attributes |= self._collective(one, where)
-            if one.opcode != opcode and not one.attributes.get("synchronous"):
+            attributes |= self._collective(op, where)
+            if op.opcode != opcode and not op.attributes.get("synchronous"):
                 stream, self._asynchronous = 1, True
         else:
-            work = costs.work_of(one, arrays)
+            work = costs.work_of(op, arrays)
         if stream is not None:
             attributes["stream"] = stream
         self._builder.op(
@@ -465,44 +465,44 @@ class _Program:
             flops=work,
             bytes_read=sum(refs.values()),
             bytes_written=sum(written),
-            dtype=dtypes.math_dtype([x.dtype for x in (*(shapes or arrays), *inside.results, *results)]),
+            dtype=dtypes.math_dtype([x.dtype for x in (*(shapes or arrays), *heaviest.results, *results)]),
             attributes=attributes,
         )
         outputs = (Traced(array, output_name(where, k), array.nbytes) for k, array in enumerate(results))
-        return shape_values(made, outputs)
+        return shape_values(shape, outputs)
 
-    def _heaviest(self, one: Instruction, arrays: list[Array]) -> tuple[Instruction, list[Array]]:
+    def _heaviest(self, op: Instruction, arrays: list[Array]) -> tuple[Instruction, list[Array]]:
         """Return the instruction that gives an op its kind (of a fusion the heaviest), and its operands."""
-        if one.opcode != "fusion":
-            return one, arrays
-        inside = one.called[0]
-        best, most = None, (False, -1)
-        for each in inside.instructions.values():
-            if each.opcode not in _NOTHING:
-                weight = bool(costs.product_of(each)), costs.work_of(each, inside.shapes(each))
-                if weight >= most:
-                    best, most = each, weight
+        if op.opcode != "fusion":
+            return op, arrays
+        body = op.called[0]
+        best, largest = None, (False, -1)
+        for candidate in body.instructions.values():
+            if candidate.opcode not in _NO_WORK:
+                weight = bool(costs.product_of(candidate)), costs.work_of(candidate, body.shapes(candidate))
+                if weight >= largest:
+                    best, largest = candidate, weight
         if best is None:
-            end = inside.end()
-            return (one, arrays) if end is None else (end, inside.shapes(end))
-        return self._heaviest(best, inside.shapes(best))
+            end = body.end()
+            return (op, arrays) if end is None else (end, body.shapes(end))
+        return self._heaviest(best, body.shapes(best))
 
-    def _fuse(self, one: Instruction) -> list[str]:
-        inside = one.called[0]
+    def _fused_kinds(self, op: Instruction) -> list[str]:
+        body = op.called[0]
         kinds = [
-            costs.kind_of(each, inside.shapes(each))
-            for each in inside.instructions.values()
-            if each.opcode not in _NOTHING
+            costs.kind_of(part, body.shapes(part))
+            for part in body.instructions.values()
+            if part.opcode not in _NO_WORK
         ]
         return [kind for kind in dict.fromkeys(kinds) if kind]
 
     # -- devices --------------------------------------------------------------------------------
 
-    def _collective(self, one: Instruction, where: str) -> dict[str, Any]:
-        """Return the participants of a collective, for `_on_devices`."""
+    def _collective(self, op: Instruction, where: str) -> dict[str, Any]:
+        """Return the participants of a collective, for `_copy_to_devices`."""
         self._collectives += 1
-        groups = one.attributes.get("replica_groups") or [[*range(self._module.n_devices)]]
-        pairs = one.attributes.get("source_target_pairs")
+        groups = op.attributes.get("replica_groups") or [[*range(self._module.n_devices)]]
+        pairs = op.attributes.get("source_target_pairs")
         if pairs is not None:
             groups = _connect(pairs)
         members = [tuple(sorted(group)) for group in groups]
@@ -512,47 +512,47 @@ class _Program:
             raise InputError(f"{where}: a rank from {MOST_RANKS:,} on")
         for group in members:
             self._groups.setdefault(group, f"group{len(self._groups)}")
-        found: dict[str, Any] = {"groups_of_ranks": members}
+        attributes: dict[str, Any] = {"groups_of_ranks": members}
         if pairs is not None:
-            found |= {
+            attributes |= {
                 "pairs": dict(pairs),
-                "nbytes": sum(array.nbytes for array in costs.leaves(_shape_of(one))),
+                "nbytes": sum(array.nbytes for array in costs.leaves(_shape_of(op))),
             }
-        return found
+        return attributes
 
-    def _on_devices(self, graph: Graph, n: int) -> Graph:
+    def _copy_to_devices(self, graph: Graph, n: int) -> Graph:
         """Return the graph of all devices, each in its groups."""
         names = gpus(n)
 
         def on(attributes: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-            found = dict(attributes)
-            groups = found.pop("groups_of_ranks", None)
+            result = dict(attributes)
+            groups = result.pop("groups_of_ranks", None)
             if groups is None:
-                return found
-            own = next((group for group in groups if rank in group), (rank,))
-            found["communicator"] = self._groups.get(own, f"rank{rank}")
-            if (pairs := found.pop("pairs", None)) is not None:
-                nbytes = found.pop("nbytes")
-                found["sends"] = {names[pairs[rank]]: nbytes} if rank in pairs else {}
-            return found
+                return result
+            members = next((group for group in groups if rank in group), (rank,))
+            result["communicator"] = self._groups.get(members, f"rank{rank}")
+            if (pairs := result.pop("pairs", None)) is not None:
+                nbytes = result.pop("nbytes")
+                result["sends"] = {names[pairs[rank]]: nbytes} if rank in pairs else {}
+            return result
 
-        out = GraphBuilder(graph.name)
-        add_ranks(out, graph, names, on)
-        return out.build()
+        builder = GraphBuilder(graph.name)
+        add_ranks(builder, graph, names, on)
+        return builder.build()
 
 
-_NOTHING: Final = (
+_NO_WORK: Final = (
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "reshape", "broadcast", "iota"),
 )
 
 
-def _shape_of(one: Instruction) -> Shape:
+def _shape_of(op: Instruction) -> Shape:
     """Return the shape of a result; the shape of a start also includes its operands."""
-    shape = one.shape
+    shape = op.shape
     if not isinstance(shape, Array) and len(shape) > 1:
-        if one.opcode in ("all-gather-start", "collective-permute-start"):
+        if op.opcode in ("all-gather-start", "collective-permute-start"):
             return shape[1]  # type: ignore[no-any-return]
-        if one.opcode == "copy-start":
+        if op.opcode == "copy-start":
             return shape[0]  # type: ignore[no-any-return]
     return shape
 

@@ -69,8 +69,8 @@ def read_stablehlo(text: str) -> XlaModule:
     entry: Computation | None = None
     while (line := lines.take()) is not None:
         if line.startswith("module"):
-            if found := re.match(r"module @([\w.$\-]+)", line):
-                name = found[1]
+            if match := re.match(r"module @([\w.$\-]+)", line):
+                name = match[1]
             for count in re.findall(r"mhlo\.num_(?:partitions|replicas) = (\d{1,6})", line):
                 devices *= int(count)
         elif function := re.match(rf"func\.func (public |private )?{_SYMBOL} ?\((.*)", line):
@@ -79,13 +79,13 @@ def read_stablehlo(text: str) -> XlaModule:
                     raise InputError(f"the function {function[2]} has no body")
                 if function[2] in functions:
                     raise InputError(f"the function {function[2]} is there twice")
-            made = Computation(function[2])
+            computation = Computation(function[2])
             for argument, types in _ARGUMENT.findall(function[3].partition(" -> ")[0]):
-                _add_argument(made, argument, types)
-            functions[function[2]] = made
-            lines.body(made)
+                _add_argument(computation, argument, types)
+            functions[function[2]] = computation
+            lines.body(computation)
             if entry is None or function[2] == "main":
-                entry = made
+                entry = computation
         elif not re.match(r"[}#]|//|sdy\.mesh|$", line):
             raise InputError(f"line {lines.number}: no function: {line[:60]!r}")
     if entry is None:
@@ -172,7 +172,7 @@ class _Lines:
             before, types = rest, tail.partition(" : ")[2]
         opcode = name.removeprefix("stablehlo.").removeprefix("mhlo.").removeprefix("chlo.").replace("_", "-")
         opcode = _RENAMED.get(opcode, opcode)
-        results = [(found[1], int(found[2] or 1)) for found in _RESULT.finditer(match[1] or "")]
+        results = [(result[1], int(result[2] or 1)) for result in _RESULT.finditer(match[1] or "")]
         shapes = _shapes(types.rpartition("->")[2] if "->" in types else types)
         count = sum(n for _, n in results)
         if len(shapes) < count and len(shapes) == 1:
@@ -182,41 +182,41 @@ class _Lines:
         shapes = shapes[len(shapes) - count :]
         if opcode == "manual":
             before = before[: before.find(")")]
-        made: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         operands = _operands(_VALUE.findall(before))
         if opcode == "while":
-            operands = _operands(found[1:] for found in _LOOP.findall(before)) or operands
+            operands = _operands(pair[1:] for pair in _LOOP.findall(before)) or operands
         elif opcode == "reduce" and not before.startswith(", "):
             operands = [*operands[::2], *operands[1::2]]
-        _keep(name, opcode, before, types, made)
-        made_of: Shape = shapes[0] if count == 1 else tuple(shapes)
+        _keep(name, opcode, before, types, attributes)
+        result_shape: Shape = shapes[0] if count == 1 else tuple(shapes)
         key = results[0][0] if results else f"{name}@{len(into.instructions)}"
         label = f"{name.rpartition('.')[2]}.{key}" if key.isdigit() else key
-        found = Instruction(key, label, opcode, made_of, operands, made, regions)
+        instruction = Instruction(key, label, opcode, result_shape, operands, attributes, regions)
         if key in into.instructions:
             raise InputError(f"%{key} is there twice")
-        into.instructions[key] = found
+        into.instructions[key] = instruction
         if len(results) > 1:  # each has a name of its own
-            at = 0
-            for one, n in results:
-                part: Shape = shapes[at] if n == 1 else tuple(shapes[at : at + n])
-                if at:
-                    into.instructions[one] = Instruction(one, one, "get-tuple-element", part, [(key, at)])
-                at += n
+            index = 0
+            for var, n in results:
+                part: Shape = shapes[index] if n == 1 else tuple(shapes[index : index + n])
+                if index:
+                    into.instructions[var] = Instruction(var, var, "get-tuple-element", part, [(key, index)])
+                index += n
         if opcode == "call":
             callee = re.search(_SYMBOL, rest)
             if callee is None:
                 raise InputError("calls no function")
-            self.calls.append((self.number, found, callee[1]))
+            self.calls.append((self.number, instruction, callee[1]))
 
 
-def _operands(found: Iterable[tuple[str, ...]]) -> list[Operand]:
+def _operands(matches: Iterable[tuple[str, ...]]) -> list[Operand]:
     """Return operands by name and number of the result, which is None if there is only one."""
-    return [(name, int(index) if index else None) for name, index in found]
+    return [(name, int(index) if index else None) for name, index in matches]
 
 
 def _put_argument(into: Computation, name: str, shape: Shape) -> None:
-    number = sum(one.opcode == "parameter" for one in into.instructions.values())
+    number = sum(op.opcode == "parameter" for op in into.instructions.values())
     into.instructions[name] = Instruction(name, name, "parameter", shape, [], {"number": number})
 
 
@@ -228,24 +228,24 @@ def _add_argument(into: Computation, name: str, types: str) -> None:
 
 
 def _shapes(text: str) -> list[Shape]:
-    found: list[Shape] = []
+    shapes: list[Shape] = []
     for match in _TYPE.finditer(text):
         if match[0].startswith("!"):
-            found.append(())
+            shapes.append(())
             continue
         if "?" in match[1]:
             raise InputError(f"has the open shape {match[0][:60]}; lower it with inputs of known shapes")
         dtype = f"complex{2 * int(match[2])}" if match[2] else dtype_of(_plain(match[3]))
-        found.append(Array(dtype, tuple(numbers(match[1].replace("x", " ")))))
-    return found
+        shapes.append(Array(dtype, tuple(numbers(match[1].replace("x", " ")))))
+    return shapes
 
 
 def _plain(name: str) -> str:
     """Return HLO's name of an MLIR type: ``i32`` is signed, ``i1`` is a truth value."""
     if name == "i1":
         return "pred"
-    if found := re.fullmatch(r"(u?)i(\d+)", name):
-        return f"{'u' if found[1] else 's'}{found[2]}"
+    if match := re.fullmatch(r"(u?)i(\d+)", name):
+        return f"{'u' if match[1] else 's'}{match[2]}"
     return name
 
 
@@ -254,23 +254,23 @@ def _plain(name: str) -> str:
 
 def _list(key: str, text: str) -> list[int] | None:
     """Return the numbers of an attribute; an array of equal numbers is expanded."""
-    found = re.search(rf"\b{key} = {_NUMBERS}", text)
-    if found is None:
+    match = re.search(rf"\b{key} = {_NUMBERS}", text)
+    if match is None:
         return None
-    said = numbers(found[1] or found[2] or found[4] or "")
-    shape = numbers((found[3] or "").replace("x", " "))
-    return said * min(math.prod(shape), 10_000) if len(said) == 1 else said
+    values = numbers(match[1] or match[2] or match[4] or "")
+    shape = numbers((match[3] or "").replace("x", " "))
+    return values * min(math.prod(shape), 10_000) if len(values) == 1 else values
 
 
 def _keep(name: str, opcode: str, text: str, types: str, into: dict[str, Any]) -> None:
     """Keep the attributes that costs depend on, under HLO's names."""
     if opcode == "dot":
-        for ours, theirs in (("contracting", "contracting"), ("batch", "batching")):
-            if axes := re.search(rf"{theirs}_dims = \[([^\]]*)\] x \[([^\]]*)\]", text):
-                into[f"lhs_{ours}_dims"], into[f"rhs_{ours}_dims"] = numbers(axes[1]), numbers(axes[2])
+        for hlo, mlir in (("contracting", "contracting"), ("batch", "batching")):
+            if axes := re.search(rf"{mlir}_dims = \[([^\]]*)\] x \[([^\]]*)\]", text):
+                into[f"lhs_{hlo}_dims"], into[f"rhs_{hlo}_dims"] = numbers(axes[1]), numbers(axes[2])
             for side in ("lhs", "rhs"):
-                if (listed := _list(f"{side}_{theirs}_dimensions", text)) is not None:
-                    into[f"{side}_{ours}_dims"] = listed
+                if (listed := _list(f"{side}_{mlir}_dimensions", text)) is not None:
+                    into[f"{side}_{hlo}_dims"] = listed
     elif opcode == "constant" and (value := re.search(r"dense<([^<>]*)>", text)):
         into["value"] = number_of(value[1])
         into["splat"] = "[" not in value[1] and '"' not in value[1]
@@ -284,8 +284,8 @@ def _keep(name: str, opcode: str, text: str, types: str, into: dict[str, Any]) -
         pads = _list("padding", text) or [0] * 2 * len(size)
         into["window"] = {"size": size, "pad": [*zip(pads[::2], pads[1::2], strict=False)]}
     elif opcode == "reduce":
-        if by := re.search(r"applies (?:stablehlo|mhlo)\.(\w+)", text):
-            into["by"] = by[1]
+        if reducer := re.search(r"applies (?:stablehlo|mhlo)\.(\w+)", text):
+            into["by"] = reducer[1]
     elif opcode == "gather":
         into["slice_sizes"] = _list("slice_sizes", text) or []
     elif opcode == "fft":
@@ -310,16 +310,16 @@ def _keep_convolution(text: str, into: dict[str, Any]) -> None:
     labels = re.search(r"dim_numbers = \[([^\]]*)\]x\[([^\]]*)\]->\[([^\]]*)\]", text)
     if labels is None:
         raise InputError("a convolution without dim_numbers")
-    left, kernel, out = (re.sub(r"[\s,]", "", axes) for axes in labels.groups())
-    into["dim_labels"] = f"{left}_{kernel}->{out}"
+    image, kernel, output = (re.sub(r"[\s,]", "", axes) for axes in labels.groups())
+    into["dim_labels"] = f"{image}_{kernel}->{output}"
     window: dict[str, Any] = {}
     for key in ("stride", "lhs_dilate", "rhs_dilate"):
-        if found := re.search(rf"\b{key} = \[([^\]]*)\]", text):
-            window[key] = numbers(found[1])
-    if found := re.search(r"\bpad = \[((?:\[[^\]]*\][,\s]*)*)\]", text):
-        pads = numbers(found[1])
+        if match := re.search(rf"\b{key} = \[([^\]]*)\]", text):
+            window[key] = numbers(match[1])
+    if match := re.search(r"\bpad = \[((?:\[[^\]]*\][,\s]*)*)\]", text):
+        pads = numbers(match[1])
         window["pad"] = [*zip(pads[::2], pads[1::2], strict=False)]
     into["window"] = window
     for key in ("feature_group_count", "batch_group_count"):
-        if found := re.search(rf"{key} = (\d{{1,18}})", text):
-            into[key] = int(found[1])
+        if match := re.search(rf"{key} = (\d{{1,18}})", text):
+            into[key] = int(match[1])

@@ -30,9 +30,9 @@ from sim.machine.device import CostModel
 from sim.machine.machine import Machine
 
 
-def _axes_of_image(value: Any) -> Any:
+def _read_axes(value: Any) -> Any:
     """Read one whole number, or one per axis."""
-    return [whole(one) for one in value] if isinstance(value, list | tuple) else whole(value)
+    return [whole(item) for item in value] if isinstance(value, list | tuple) else whole(value)
 
 
 _WHOLE: Final = """m n k batch rows columns seq_len kv_len heads kv_heads head_dim window in_channels
@@ -41,13 +41,13 @@ _IMAGE: Final = "input_shape kernel_shape strides pads dilations"
 ATTRIBUTES: Final[Mapping[str, Any]] = {
     **READERS,
     **dict.fromkeys(_WHOLE.split(), whole),
-    **dict.fromkeys(_IMAGE.split(), _axes_of_image),
+    **dict.fromkeys(_IMAGE.split(), _read_axes),
     "group": lambda value: value if isinstance(value, str) else whole(value),  # the group call of a send
     **dict.fromkeys(("causal", "transposed", "columnwise"), flag),
 }
 """Name -> reader of its value, which raises `InputError` if it is wrong."""
 
-_ALIKE: Final = (
+_SIMILAR_NAMES: Final = (
     *("ends", "kv_num_heads", "repeats", "scores", "sizes", "is_causal", "weights", "K", "M"),
     *("dilation", "groups", "ksize", "stride", "input_shapes", "output_shapes", "source"),
 )
@@ -101,7 +101,7 @@ def _models_and_axes(machine: Machine) -> tuple[list[CostModel], set[str]]:
 
 @cache
 def _similar_attribute(name: str) -> str | None:
-    """Return the known attribute of a similar name; cached, as every run of a search asks for a few."""
+    """Return the known attribute with a similar name; cached, because each run of a search looks up a few."""
     return nearest(name, ATTRIBUTES, likeness=0.8)
 
 
@@ -116,7 +116,7 @@ def check_attributes(graph: Graph, machine: Machine) -> None:
     UserWarning
         Nothing reads an attribute, and its name is similar to one of ours.
     """
-    unread = set().union(*graph.attributes.values()).difference(ATTRIBUTES, _ALIKE)
+    unread = set().union(*graph.attributes.values()).difference(ATTRIBUTES, _SIMILAR_NAMES)
     near = {name: similar for name in unread if (similar := _similar_attribute(name))}
     axes = _models_and_axes(machine)[1] if near else set()
     for name in sorted(set(near) - axes):

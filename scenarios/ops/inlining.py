@@ -205,7 +205,7 @@ class _Scope:
         return (value if isinstance(value, str) else value[0]) in self.free
 
     def _entry_edges(self, value: Any, after: Sequence[Any]) -> Sequence[Any]:
-        """Return what a value follows on its way into a frame: as its op does, or, if free, the pivot."""
+        """Return the edges that a value follows into a frame: those of its op, or the pivot if it is free."""
         return after or (self.pivot() if self._is_free(value) else ())
 
     def _split(self, ref: Any) -> tuple[str, int, int]:

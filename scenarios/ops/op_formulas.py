@@ -479,8 +479,8 @@ def _windows(op: OpFacts, x: Shape, y: Shape, window: Shape | None, group: int) 
     pads = [int(n) for n in op.attributes.get("pads") or ()]
     if len(pads) != 2 * len(image):  # as many as the whole output needs
         sizes = zip(wide, narrow, spans, strides, strict=True)
-        both = [max(0, (b - 1) * s + n - a) for a, b, n, s in sizes]
-        pads = [n // 2 for n in both] + [n - n // 2 for n in both]
+        totals = [max(0, (b - 1) * s + n - a) for a, b, n, s in sizes]
+        pads = [n // 2 for n in totals] + [n - n // 2 for n in totals]
     images = {"batch": x[0], "in_channels": _channels(x, last), "out_channels": _channels(y, last)}
     windows = {"kernel_shape": [*window], "strides": strides, "pads": pads, "dilations": dilations}
     return {**images, "input_shape": [*image], **windows, "group": group}

@@ -175,7 +175,7 @@ def more_bandwidth(graph: Graph, collectives: Fraction, transfers: Fraction) -> 
 
 
 def faster_host(graph: Graph, factor: Fraction) -> Graph:
-    """Return a graph whose host's own work, including launches, is scaled by a factor.
+    """Return a graph with the host's own work, including launches, scaled by a factor.
 
     A call that waits still waits as long as it must; what it does afterwards is work. The time before the
     recording of a host began does not change.
@@ -479,7 +479,7 @@ def _ratio_range(graph: Graph, op: int, before: _Gpu, after: _Gpu) -> tuple[floa
 
 
 def is_of_model(description: str, preset: str) -> bool:
-    """Whether a GPU, given as its driver's name for it or as a preset, is of the model of a preset.
+    """Whether a GPU, named by its driver or by a preset, is of the model that another preset describes.
 
     Only the model is compared: the beginning of presets' names, and a word in drivers' names. Sizes and
     boards are written in too many ways.

@@ -68,18 +68,18 @@ def with_cuda_graphs(graph: Graph, *, launch_ns: int = LAUNCH_NS, node_ns: int =
     program = RecordedProgram(graph)
     if not program.tasks_of:
         raise InputError("this recording has no launch calls of the host, so nothing can be captured")
-    captured = [part for thread in program.threads.values() for part in _capture(program, thread)]
+    captured = [part for thread in program.threads.values() for part in _captured_parts(program, thread)]
     if dispatch_ns := sum(_dispatch_ns(program, part) for part in captured):
         work = f"{format_duration(dispatch_ns)} that the host worked between launches is taken for dispatch"
         reason = "which a replay does not repeat: this is the most that CUDA graphs can give"
         warnings.warn(f"{work}, {reason}", stacklevel=3)
     for part in captured:
-        _as_one_launch(program, part, launch_ns, node_ns)
+        _merge_launches(program, part, launch_ns, node_ns)
     program.contract({name: [(first, 0)] for first, *others in captured for name in others})
     return program.graph() if captured else graph
 
 
-def _capture(program: RecordedProgram, thread: list[str]) -> Iterator[list[str]]:
+def _captured_parts(program: RecordedProgram, thread: list[str]) -> Iterator[list[str]]:
     """Yield, for each graph, what a thread does from its first launch to its last one."""
     ops, thread_ops = program.records.ops, set(thread)
     part: list[str] = []
@@ -109,7 +109,7 @@ def _dispatch_ns(program: RecordedProgram, part: list[str]) -> int:
     return sum(program.records.ops[name].duration_ns or 0 for name in part) - calls_ns - before_ns
 
 
-def _as_one_launch(program: RecordedProgram, part: list[str], launch_ns: int, node_ns: int) -> None:
+def _merge_launches(program: RecordedProgram, part: list[str], launch_ns: int, node_ns: int) -> None:
     """Turn the first launch of a graph into the launch of all its tasks; the caller removes the others."""
     first = part[0]
     record = program.records.ops[first]

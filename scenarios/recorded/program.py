@@ -135,7 +135,7 @@ class RecordedProgram:
         self.contract(through | self.without_launches(gone, host_work=host_work))
 
     def without_launches(self, gone: Collection[str], *, host_work: bool) -> dict[str, list[Edge]]:
-        """Remove calls whose tasks all go from their threads; return the empty ones, for `contract`.
+        """Remove the calls that launch only removed tasks; return those that leave nothing, for `contract`.
 
         If the host's work before a call stays, it becomes an op of its own. Waits for a copy that the
         call launched are removed.

@@ -11,7 +11,7 @@ from import_helpers import recorded
 from scenarios.importers import load_graph
 from scenarios.importers.chakra import load
 from scenarios.importers.chakra_nodes import (
-    _node,
+    _read_node,
     as_signed,
     delimited_messages,
     fields,
@@ -67,7 +67,7 @@ def test_whole_numbers_of_attributes_in_every_encoding():
         ("sfixed64", varint(25 << 3 | 1) + (-7).to_bytes(8, "little", signed=True)),
     ):
         message += field(10, field(1, name) + encoded)
-    assert _node(message).attributes == {
+    assert _read_node(message).attributes == {
         "int64": -7, "uint64": 7, "sint32": -7, "sint64": 7, "fixed32": 7, "fixed64": 7, "sfixed64": -7
     }  # fmt: skip
 

@@ -529,7 +529,7 @@ def nested(n, call):
     ],
 )
 def test_deep_and_endless_programs_are_refused(load, monkeypatch, text, message):
-    monkeypatch.setattr("scenarios.importers.xla_program._MOST_INSTRUCTIONS", 9_999)
+    monkeypatch.setattr("scenarios.importers.xla_program._MAX_INSTRUCTIONS", 9_999)
     with pytest.raises(InputError, match=message):
         load(text, format="hlo")
 

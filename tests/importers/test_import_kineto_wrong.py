@@ -104,7 +104,7 @@ def test_wrong_files_are_told_in_a_line(what: str, tmp_path: Path) -> None:
 
 
 def test_a_wrong_event_is_found_among_many_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed_json, "_TOGETHER", 2**12)
+    monkeypatch.setattr(streamed_json, "_PIECE_BYTES", 2**12)
     events = [*RUN.events, *[{"ph": "M", "name": "filler"}] * 500]
     events[400:400] = [{**RUN.events[0], "ts": "12"}, {**RUN.events[0], "dur": -1}]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}), encoding="utf-8")

@@ -35,7 +35,7 @@ def read(file: Path, content: bytes, piece: int) -> tuple[list[Any], dict[str, A
     file.write_bytes(content)
     others: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streamed_json, "_TOGETHER", piece)
+        patch.setattr(streamed_json, "_PIECE_BYTES", piece)
         return list(streamed_json.items(file, "a list", "items", others)), others
 
 
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_wrong_at_the_same_place(file: Path, data: st.DataObjec
 def test_objects_are_parsed_many_at_a_time(
     file: Path, monkeypatch: pytest.MonkeyPatch, item: Any, cut: bool
 ) -> None:
-    monkeypatch.setattr(streamed_json, "_TOGETHER", 4000)
+    monkeypatch.setattr(streamed_json, "_PIECE_BYTES", 4000)
     file.write_text(json.dumps([item] * 1000))
     found = [*streamed_json.lists(file, "a list", "items", {})]
     assert [one for many in found for one in many] == [item] * 1000

@@ -483,7 +483,7 @@ _MAX_EXPONENT: Final = 24
 """Exponent of the smooth maximum: high enough to give the longer time, low enough that a fit sees both."""
 
 
-def _smooth_max(one: float, other: float) -> float:
+def _smooth_max(a: float, b: float) -> float:
     """Return the longer time, or slightly more if both are nearly equal.
 
     Examples
@@ -491,10 +491,10 @@ def _smooth_max(one: float, other: float) -> float:
     >>> _smooth_max(10.0, 0.0), round(_smooth_max(10.0, 9.0), 3), round(_smooth_max(10.0, 10.0), 3)
     (10.0, 10.032, 10.293)
     """
-    longest = max(one, other)
+    longest = max(a, b)
     if not longest:
         return 0.0
-    total: float = (one / longest) ** _MAX_EXPONENT + (other / longest) ** _MAX_EXPONENT
+    total: float = (a / longest) ** _MAX_EXPONENT + (b / longest) ** _MAX_EXPONENT
     return longest * float(total ** (1 / _MAX_EXPONENT))
 
 

@@ -227,12 +227,12 @@ class Spent(NamedTuple):
         """Return the sum with another."""
         return Spent(*map(add, self, other))
 
-    def beside(self, ns: float) -> Spent:
+    def add_copies(self, ns: float) -> Spent:
         """Return the sum with copies that run beside all of it; only their excess is exposed."""
         hidden = min(max(0.0, ns), self.ns)
         return self._replace(exposed=self.exposed + max(0.0, ns) - hidden, hidden=self.hidden + hidden)
 
-    def held_up(self, ns: float) -> Spent:
+    def add_wait(self, ns: float) -> Spent:
         """Return the sum with a wait for the host."""
         return self._replace(host=self.host + ns)
 

@@ -123,7 +123,7 @@ class RankWork(RankProducts):
         backward = forward._replace(backward=True)
         runs, runs_back = self._attend_packed(forward), self._attend_packed(backward)
         if c > 1 and b.context == "ring":
-            runs, runs_back = self._in_blocks(forward, k + v), self._in_blocks(backward, k + v)
+            runs, runs_back = self._attend_ring(forward, k + v), self._attend_ring(backward, k + v)
         unsent = o if by_heads else 0  # saved before it is sent, besides the output that proj saves
         lse = 4 * self.tokens * heads if b.attention == "flash" else 0
         scores = 0
@@ -164,7 +164,7 @@ class RankWork(RankProducts):
             kernels += self._attend(attention._replace(batch=count, sequence=tokens, window=window))
         return tuple(kernels)
 
-    def _in_blocks(self, attention: Attention, kv: int) -> tuple[Kernel, ...]:
+    def _attend_ring(self, attention: Attention, kv: int) -> tuple[Kernel, ...]:
         """Return attention as keys and values pass round a ring, a message beside each block but the last.
 
         In the backward, gradients follow one message later, so that there is a message beside each block.
@@ -347,7 +347,7 @@ class RankWork(RankProducts):
         saved, thin = self.thin + 4 * self.few + 2 * 4 * self.few * m.experts, self.thin
         return LayerPiece("router", (forward, scores), back, saved, thin, thin).computed_in(WIDE)
 
-    def _copies(self) -> float:
+    def _copies_per_choice(self) -> float:
         """Return the copies of a token that the dispatcher sends / the experts that it goes to.
 
         A token with k of E experts misses a part that has n experts in C(E - n, k) / C(E, k) of
@@ -365,7 +365,7 @@ class RankWork(RankProducts):
         """Return the pieces that bring tokens to experts (`n_local` on a rank), and that bring them back."""
         m, e, load, ep = self.model, self.e, self.load, self.layout.ep
         sent, few = load.copies * m.expert_latent * e, self.few * m.expert_latent * e
-        exchanged = round(load.exchanged * self._copies() * m.expert_latent * e)
+        exchanged = round(load.exchanged * self._copies_per_choice() * m.expert_latent * e)
         beside = OTHER_MICRO_BATCH if self.batch.expert_overlap else None
         even = load.copies / load.exchanged if load.exchanged else 1.0
         exchange = Collective("all_to_all", exchanged, "ep", beside)

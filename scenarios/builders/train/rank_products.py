@@ -97,7 +97,7 @@ class RankProducts:
     def products(
         self, m: int, k: int, n: int, groups: int = 1
     ) -> tuple[Product, Product, tuple[Product, ...]]:
-        """Return the product of m rows with a weight, its input gradient, and, unless frozen, weight's."""
+        """Return products of m rows with a weight: forward, input gradient, and weight's unless frozen."""
         forward, of_input, of_weight = products(m, k, n, groups)
         return forward, of_input, () if self.batch.lora else (of_weight,)
 

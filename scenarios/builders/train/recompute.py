@@ -96,7 +96,7 @@ def recompute_by_op(
 def with_recomputation(
     pieces: Sequence[LayerPiece], recompute: Recompute | tuple[str, ...], model: Architecture, t: int
 ) -> Sequence[LayerPiece]:
-    """Return pieces of a layer on one of `t` ranks with what of them is dropped and runs again."""
+    """Return the pieces of a layer on one of `t` ranks, with what recomputation drops and runs again."""
     if recompute == "none":
         return pieces
     if recompute == "full":

@@ -80,7 +80,7 @@ class StepWriter(ABC):
         self.unread: list[int] = []
         self.gather_ns, self.scatter_ns = cache(training.gather_ns), cache(training.scatter_ns)
 
-    def hold(self, buffers: int = 0) -> None:
+    def declare_resident(self, buffers: int = 0) -> None:
         """Declare the resident tensors of the rank, including `buffers` bytes of buffers."""
         (plain,) = self.training.buffers(self.training.schedule)
         sizes = {**self.training.resident(self.stage), "buffers": plain + buffers}
@@ -261,7 +261,7 @@ class _FsdpWriter(StepWriter):
         self.beside = self.passing()
         self.before: tuple[Ref, ...] = (("optimizer.-1", 1),)
         """The last block of the previous micro-batch; at first, the optimizer of the iteration before."""
-        self.hold()
+        self.declare_resident()
 
     def layer(self, name: str, unit: CheckpointUnit) -> None:
         """Add the blocks of a layer."""
@@ -270,8 +270,8 @@ class _FsdpWriter(StepWriter):
         self.parameters[name] = part.parameters - part.expert_parameters, part.expert_parameters
         gathered = part.parameters if self.shared else part.parameters - part.expert_parameters
         backward = self.training.parameter_bytes * gathered, _backward(memory)
-        self.block["F", name] = _Block(f"F{name}", "layer", part.forward.held_up(wait), _forward(memory))
-        self.block["B", name] = _Block(f"B{name}", "layer", part.backward.held_up(wait_back), backward)
+        self.block["F", name] = _Block(f"F{name}", "layer", part.forward.add_wait(wait), _forward(memory))
+        self.block["B", name] = _Block(f"B{name}", "layer", part.backward.add_wait(wait_back), backward)
 
     def passing(self) -> list[list[float]]:
         """Return the times of the messages that pass beside each block, by block number."""
@@ -320,7 +320,7 @@ class _FsdpWriter(StepWriter):
                     awaited = () if window is None else (copied[window],)
                 else:
                     backwards.setdefault(module, []).append(op)
-            if action == "head":  # nothing waits again for what was copied out
+            if action == "head":  # no op waits twice for a copy to the host
                 copied = {}
         self.before = done[self.order.blocks]
 
@@ -428,14 +428,14 @@ def _visits(training: Training, waits: Callable[[CheckpointUnit], tuple[float, f
     units = [(unit, _timed_pieces(training, unit), waits(unit)) for unit in training.each_stage[0].units]
     for unit, runs, (wait, _) in units:
         for name, weights, timed in runs:
-            visit(_Visit(name, weights, timed.forward.held_up(wait), "F", unit))
+            visit(_Visit(name, weights, timed.forward.add_wait(wait), "F", unit))
             wait = 0.0
     for unit, runs, (_, wait) in reversed(units):
         if unit.checkpointed:
             for (name, weights, _), piece in zip(runs, unit.pieces, strict=True):
                 visit(_Visit(f"{name} again", weights, training.time_by_kind(piece.again), "R", unit))
         for name, weights, timed in reversed(runs):
-            visit(_Visit(f"{name} back", weights, timed.backward.held_up(wait), "B", unit))
+            visit(_Visit(f"{name} back", weights, timed.backward.add_wait(wait), "B", unit))
             wait = 0.0
     return visits
 
@@ -448,7 +448,7 @@ class _ZeroThreeWriter(StepWriter):
         weights = {name: size for row in modules for name, size in row.items()}
         self.coordinator = Coordinator([[*row] for row in modules], weights, limits)
         self.rest = self.stage.parameters - sum(weights.values())
-        self.stays = self.rest + sum(size for size in weights.values() if size <= limits.persistence)
+        self.persistent = self.rest + sum(size for size in weights.values() if size <= limits.persistence)
         self.last = {weight: number for number, visit in enumerate(self.visits) for weight in visit.weights}
         """Weight → the visit after which its gradient is complete."""
         self.handle: dict[str, int] = {}
@@ -459,10 +459,10 @@ class _ZeroThreeWriter(StepWriter):
         self.forward_of: dict[str, int] = {}
         """Unit → the op that keeps what its backward in this micro-batch needs."""
         buckets = 2 * training.gradient_bytes * max(_REDUCE_BUCKET, *weights.values())
-        self.hold(training.parameter_bytes * self.stays + buckets)
+        self.declare_resident(training.parameter_bytes * self.persistent + buckets)
 
     def finish(self, optimizer: int) -> None:
-        self.op("gather what stays", "all_gather", self.gather_ns(self.stays), (optimizer,), BESIDE)
+        self.op("gather what stays", "all_gather", self.gather_ns(self.persistent), (optimizer,), BESIDE)
 
     def micro_batch(self) -> None:
         self.coordinator.reset()

@@ -222,7 +222,7 @@ class Training(RankOptions):
         return self.layout.tp * sum(stage.adapters for stage in self.each_stage)
 
     @property
-    def layers_of(self) -> tuple[int, ...]:
+    def layers_per_stage(self) -> tuple[int, ...]:
         """Layers of each stage."""
         if self.partition:
             return self.partition
@@ -269,10 +269,10 @@ class Training(RankOptions):
 
     def _units(self, stage: int) -> list[CheckpointUnit]:
         """Return the units of a stage; layers of the same kind share their pieces."""
-        first = sum(self.layers_of[:stage])
+        first = sum(self.layers_per_stage[:stage])
         words = self.model.vocabulary > 0
         units = [CheckpointUnit("embedding", tuple(self.work.embedding()))] if words and stage == 0 else []
-        for i in range(first, first + self.layers_of[stage]):
+        for i in range(first, first + self.layers_per_stage[stage]):
             kind, (start, end) = self.model.kind(i), self.wide_layers
             pieces = self._layer(kind, wide=not start <= i < self.model.layers - end)
             units.append(self._layer_unit(i, pieces))
@@ -372,12 +372,12 @@ class Training(RankOptions):
             for share, part in ((1 / 3, stage.forward), (2 / 3, stage.backward))
         )
         return stage._replace(
-            forward=stage.forward.held_up(forward), input_grad=stage.input_grad.held_up(backward)
+            forward=stage.forward.add_wait(forward), input_grad=stage.input_grad.add_wait(backward)
         )
 
     def timed_part(self, unit: CheckpointUnit) -> StagePart:
         """Return the parameters of a unit, and its time by kind."""
-        part = self._timed.get(unit.pieces)
+        part = self._timed_parts.get(unit.pieces)
         if part is None:
             forward = [kernel for piece in unit.pieces for kernel in piece.forward]
             backward = [kernel for piece in unit.pieces for kernel in piece.backward]
@@ -397,12 +397,12 @@ class Training(RankOptions):
                 (unit,),
                 parameters,
                 sum(k.groups * k.k * k.n for p, k in products if p.name.startswith("experts")),
-                self.time_by_kind(forward).beside(copy),
-                self.time_by_kind(others).plus(run_again).beside(copy - weights.ns),
+                self.time_by_kind(forward).add_copies(copy),
+                self.time_by_kind(others).plus(run_again).add_copies(copy - weights.ns),
                 weights,
                 sum(k.groups * k.k * k.n for p, k in products if p.adapts),
             )
-            self._timed[unit.pieces] = part
+            self._timed_parts[unit.pieces] = part
         return part
 
     def _copy_ns(self, unit: CheckpointUnit) -> float:
@@ -411,7 +411,7 @@ class Training(RankOptions):
         return self.calibration.copy_ns(away) if away else 0.0
 
     @cached_property
-    def _timed(self) -> dict[tuple[LayerPiece, ...], StagePart]:
+    def _timed_parts(self) -> dict[tuple[LayerPiece, ...], StagePart]:
         return {}
 
     # -- the end of the step ------------------------------------------------------------------------------
@@ -483,9 +483,9 @@ class Training(RankOptions):
         name = self.policy or default_schedule(self.layout.chunks)
         schedule = self.schedule_of(name, **self.options)
         ranks = self.layout.pp
-        why = f"{name} has {schedule.stages} stages on {ranks} ranks, and pp·chunks = {self.stages}"
-        why += f"; set parallel.chunks: {schedule.stages // ranks}"
-        refuse_misfit(schedule.stages != self.stages, f"{name} has other stages than pp·chunks", why)
+        reason = f"{name} has {schedule.stages} stages on {ranks} ranks, and pp·chunks = {self.stages}"
+        reason += f"; set parallel.chunks: {schedule.stages // ranks}"
+        refuse_misfit(schedule.stages != self.stages, f"{name} has other stages than pp·chunks", reason)
         return schedule
 
     def schedule_of(self, name: str, **options: Any) -> Schedule:
@@ -516,7 +516,7 @@ class Training(RankOptions):
             StageTimes(**{part: round_half_up(getattr(getattr(stage, part), kind)) for part in parts})
             for kind in ("ns", "exposed")
         )
-        held, sent = self.resident(stage), self.work.carried
+        resident, sent = self.resident(stage), self.work.carried
         gradients = sent * sum((s > 0, s < self.stages - 1))  # received and sent on by a backward
         return PipelineStage(
             times,
@@ -526,9 +526,9 @@ class Training(RankOptions):
             weight_grad_nbytes=memory.for_weights,
             forward_working_nbytes=max(0, memory.forward - memory.saved - sent),
             working_nbytes=max(0, memory.backward - memory.saved - gradients),
-            parameter_nbytes=held["parameters"],
-            gradient_nbytes=held["gradients"],
-            optimizer_nbytes=held["optimizer state"],
+            parameter_nbytes=resident["parameters"],
+            gradient_nbytes=resident["gradients"],
+            optimizer_nbytes=resident["optimizer state"],
         )
 
     @cached_property

@@ -56,12 +56,12 @@ def text(event: Fields, key: str) -> str:
 
 
 def _text(value: Any, key: str) -> str:
-    if not isinstance(_there(value, key), str):
+    if not isinstance(_require(value, key), str):
         raise ValueError(f"{key} is no text but {value!r:.40}")
     return sys.intern(value)
 
 
-def _there(value: Any, key: str) -> Any:
+def _require(value: Any, key: str) -> Any:
     """Return a value; KeyError if it is missing."""
     if value is ABSENT:
         raise KeyError(key)
@@ -79,13 +79,13 @@ def span(event: Fields) -> tuple[int, int]:
     return int(start), int(end)
 
 
-def whole(of: Fields, key: str) -> int:
+def whole(record: Fields, key: str) -> int:
     """Return a whole number of 64 bits, also if given as text."""
-    return _whole(of[key], key)
+    return _whole(record[key], key)
 
 
 def _whole(value: Any, key: str) -> int:
-    number: int = _there(value, key)
+    number: int = _require(value, key)
     if type(value) is not int:
         is_text = isinstance(value, str) and value.removeprefix("-").isdecimal()
         is_whole = is_text or (isinstance(value, float) and value.is_integer())
@@ -95,17 +95,17 @@ def _whole(value: Any, key: str) -> int:
     return number
 
 
-def size(of: Fields, key: str, each: int = 1) -> int:
-    """Return a number of bytes, of elements with `each` bytes; 0: not noted."""
-    nbytes = each * whole(of, key) if key in of else 0
+def size(record: Fields, key: str, width: int = 1) -> int:
+    """Return a number of bytes, of elements with `width` bytes; 0: not noted."""
+    nbytes = width * whole(record, key) if key in record else 0
     if not 0 <= nbytes < 2**63:
-        raise ValueError(f"{key}: {of[key]!r:.40} elements of {each} bytes are no size of 64 bits")
+        raise ValueError(f"{key}: {record[key]!r:.40} elements of {width} bytes are no size of 64 bits")
     return nbytes
 
 
 def whole_ns(value: Any, key: str) -> int:
     """Return a time in microseconds as whole ns, rounded half up, exactly."""
-    if type(_there(value, key)) not in (int, float) or not 0 <= value < math.inf:
+    if type(_require(value, key)) not in (int, float) or not 0 <= value < math.inf:
         raise ValueError(f"{key}: {value!r:.40} is no time in microseconds")
     above, below = map(int, value.as_integer_ratio())
     return min((2000 * above + below) // (2 * below), LATEST_NS + 1)
@@ -123,7 +123,7 @@ def all_arguments(values: Sequence[Any]) -> Sequence[Fields]:
     """Return the ``args`` of events, like `arguments`."""
     if not {*map(type, values)} <= {dict}:
         for value in values:
-            if not isinstance(_there(value, "args"), dict):
+            if not isinstance(_require(value, "args"), dict):
                 raise ValueError(f"args is no object but {value!r:.40}")
     return values
 
@@ -138,10 +138,10 @@ def wholes(values: Sequence[Any], key: str) -> IntArray:
 
 def spans(begins: Sequence[Any], lengths: Sequence[Any]) -> tuple[IntArray, IntArray]:
     """Return begins and ends in ns."""
-    start, took = _all_ns(begins, "ts"), _all_ns(lengths, "dur")
-    if (start > LATEST_NS - took).any():
+    start, length = _all_ns(begins, "ts"), _all_ns(lengths, "dur")
+    if (start > LATEST_NS - length).any():
         raise ValueError(f"ends after {LATEST_NS // 1000} us")
-    return start, start + took
+    return start, start + length
 
 
 def _all_ns(values: Sequence[Any], key: str) -> IntArray:
@@ -242,16 +242,16 @@ def parse_member(value: Any) -> Any:
 
 def _element_bytes(dtype: object) -> int:
     """Return the bytes of an element; 0: unknown."""
-    known = sized_dtype(str(dtype))
-    return 0 if known is None else dtype_bits(known) // 8
+    name = sized_dtype(str(dtype))
+    return 0 if name is None else dtype_bits(name) // 8
 
 
 def message(args: Mapping[str, Any]) -> tuple[int, int]:
     """Return the bytes that a kernel takes and gives, if noted with it."""
     if "dtype" not in args:
         return 0, 0
-    each = _element_bytes(args["dtype"])
-    return size(args, "In msg nelems", each), size(args, "Out msg nelems", each)
+    width = _element_bytes(args["dtype"])
+    return size(args, "In msg nelems", width), size(args, "Out msg nelems", width)
 
 
 def bytes_taken(args: Mapping[str, Any]) -> int:
@@ -356,16 +356,16 @@ class EventColumns:
         for event in as_events(values):
             of_category[event.cat].append(event)
         for category, events in of_category.items():
-            look = _LOOKS.get(category.lower(), EventColumns._look_at_ranges)
+            handle = _HANDLERS.get(category.lower(), EventColumns._look_at_ranges)
             slices = [event for event in events if event.ph == "X"]
-            if len(slices) < len(events) and look in (
+            if len(slices) < len(events) and handle in (
                 EventColumns._look_at_tasks,
                 EventColumns._look_at_calls,
             ):
                 phase = next(event.ph for event in events if event.ph != "X")
-                found = None if phase is ABSENT else phase
-                raise ValueError(f"a {category.lower()} with ph {found!r:.40}; the profiler writes 'X'")
-            look(self, slices)
+                written = None if phase is ABSENT else phase
+                raise ValueError(f"a {category.lower()} with ph {written!r:.40}; the profiler writes 'X'")
+            handle(self, slices)
 
     def _look_at_syncs(self, events: Sequence[Event]) -> None:
         for name, args in zip(_names(events), _notes_of(events), strict=True):
@@ -388,10 +388,10 @@ class EventColumns:
             self._add(self.collectives, ranges, names, map(bytes_taken, _notes_of(ranges, {})))
 
     def _add(
-        self, to: Operators, events: Sequence[Event], names: Iterable[str], numbers: Iterable[int]
+        self, target: Operators, events: Sequence[Event], names: Iterable[str], numbers: Iterable[int]
     ) -> None:
         threads = self.threads.of(operator_thread(event.pid, event.tid) for event in events)
-        to.add(threads, *_spans(events), names, np.array([*numbers], np.int64))
+        target.add(threads, *_spans(events), names, np.array([*numbers], np.int64))
 
     def _look_at_operators(self, events: Sequence[Event]) -> None:
         try:
@@ -400,16 +400,16 @@ class EventColumns:
             return self._look_at_operators([event for event in events if _ends(event)])
         thread = self.threads.of(operator_thread(event.pid, event.tid) for event in events)
         names, args = _names(events), _notes_of(events, {})
-        numbers = wholes([own.get("External id", UNNUMBERED) for own in args], "External id")
+        numbers = wholes([notes.get("External id", UNNUMBERED) for notes in args], "External id")
         self.operators.add(thread, start_ns, end_ns, names, numbers)
         sized = [n for n, name in enumerate(names) if "Input Dims" in args[n] and is_sized(name)]
         if sized:
-            at = np.arange(len(self.inputs), len(self.inputs) + len(sized))
-            of = [names[n] for n in sized]
+            positions = np.arange(len(self.inputs), len(self.inputs) + len(sized))
+            sized_names = [names[n] for n in sized]
             noted = ([_copy_member(args[n].get(key)) for n in sized] for key in _INPUTS)
-            self.inputs += zip(of, *noted, strict=True)
-            self.sized.add(thread[sized], start_ns[sized], end_ns[sized], of, at)
-        has = [n for n, own in enumerate(args) if own.get(SEQUENCE) is not None]
+            self.inputs += zip(sized_names, *noted, strict=True)
+            self.sized.add(thread[sized], start_ns[sized], end_ns[sized], sized_names, positions)
+        has = [n for n, notes in enumerate(args) if notes.get(SEQUENCE) is not None]
         gradient = np.array([is_gradient(names[n], args[n].get(FORWARD_THREAD)) for n in has], np.int64)
         counted = wholes([args[n][SEQUENCE] for n in has], SEQUENCE)
         self._numbered.append(np.stack((thread[has], start_ns[has], counted, gradient)))
@@ -433,17 +433,17 @@ class EventColumns:
 
     def _look_at_tasks(self, events: Sequence[Event]) -> None:
         args, (start_ns, end_ns) = _notes_of(events), _spans(events)
-        of = [*zip(args, events, strict=True)]
-        device = wholes([own.get("device", event.pid) for own, event in of], "device").tolist()
+        pairs = [*zip(args, events, strict=True)]
+        device = wholes([notes.get("device", event.pid) for notes, event in pairs], "device").tolist()
         correlation = _launch_numbers(args).tolist()
-        on = [_QUEUE if _QUEUE in own else "stream" for own in args]
-        stream = [own.get(key, event.tid) for key, (own, event) in zip(on, of, strict=True)]
+        stream_keys = [_QUEUE if _QUEUE in notes else "stream" for notes in args]
+        stream = [notes.get(key, event.tid) for key, (notes, event) in zip(stream_keys, pairs, strict=True)]
         stream = wholes(stream, "stream").tolist()
-        place = map(sys.intern, _names(events)), device, stream, correlation, start_ns.tolist()
-        rows = zip(*place, (end_ns - start_ns).tolist(), strict=True)
-        self.tasks += (GpuTask(*row, *_task_fields(own)) for row, own in zip(rows, args, strict=True))
+        columns = map(sys.intern, _names(events)), device, stream, correlation, start_ns.tolist()
+        rows = zip(*columns, (end_ns - start_ns).tolist(), strict=True)
+        self.tasks += (GpuTask(*row, *_task_fields(notes)) for row, notes in zip(rows, args, strict=True))
         for key in ("External id", "external id"):
-            has = [n for n, own in enumerate(args) if key in own]
+            has = [n for n, notes in enumerate(args) if key in notes]
             for n, external in zip(has, wholes([args[n][key] for n in has], key).tolist(), strict=True):
                 if external != correlation[n]:
                     self.external[correlation[n]] = external
@@ -463,7 +463,7 @@ class EventColumns:
         return Numbered(*np.concatenate(self._numbered, axis=1))
 
 
-_LOOKS: Final = {
+_HANDLERS: Final = {
     **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"), EventColumns._look_at_tasks),
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "runtime", "hip_runtime"), EventColumns._look_at_calls),
     **dict.fromkeys(("xpu_runtime", "xpu_driver"), EventColumns._look_at_calls),
@@ -504,7 +504,7 @@ def _notes_of(events: Sequence[Event], otherwise: Any = ABSENT) -> Sequence[Fiel
 
 def _launch_numbers(args: Sequence[Fields]) -> IntArray:
     """Return the number of each call and its tasks; old Kineto for ROCm notes nothing but ``External id``."""
-    return wholes([own.get("correlation", own.get("External id", ABSENT)) for own in args], "correlation")
+    return wholes([note.get("correlation", note.get("External id", ABSENT)) for note in args], "correlation")
 
 
 def _copy_member(value: Any) -> bytes:
@@ -527,8 +527,8 @@ def operator_thread(process: Any, thread: Any) -> Thread:
     """Return process and thread of an operator; if missing, a thread that calls nothing."""
     if type(process) is int and type(thread) is int:
         return process, thread
-    known = str(process).isdecimal() and str(thread).isdecimal()
-    return thread_of({"pid": process, "tid": thread}) if known else (-1, -1)
+    numeric = str(process).isdecimal() and str(thread).isdecimal()
+    return thread_of({"pid": process, "tid": thread}) if numeric else (-1, -1)
 
 
 def noted_wait(args: Mapping[str, Any]) -> Noted:

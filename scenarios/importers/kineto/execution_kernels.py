@@ -29,7 +29,7 @@ from sim.base.errors import InputError
 from sim.base.files import StrPath
 from sim.graph.attributes import SIZES
 
-_DEEPEST: Final = 64
+_MAX_DEPTH: Final = 64
 """Maximum number of enclosing operators considered."""
 
 
@@ -72,16 +72,16 @@ def notes_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[Kernel
     """
     operators = execution_graph.read_operators(graph)
     around = {operator.id: operator for operator in operators}
-    made = _operators_of_launches(path, graph, operators, trace)
-    began = {call.correlation: call.start_ns for call in trace.calls}
+    origins = _operators_of_launches(path, graph, operators, trace)
+    starts = {call.correlation: call.start_ns for call in trace.calls}
     numbers = sorted(
         range(len(trace.tasks)),
-        key=lambda i: (began.get(trace.tasks[i].correlation, 0), trace.tasks[i].correlation),
+        key=lambda i: (starts.get(trace.tasks[i].correlation, 0), trace.tasks[i].correlation),
     )
     tasks = [trace.tasks[i] for i in numbers]  # in order of launch
-    launched = [made.get(task.correlation, (None, 0)) for task in tasks]
+    launched = [origins.get(task.correlation, (None, 0)) for task in tasks]
     touched = [
-        next((one for one in _outward(operator, around) if one.reads or one.writes), None)
+        next((op for op in _walk_outward(operator, around) if op.reads or op.writes), None)
         for operator, _ in launched
     ]
     touches = []
@@ -94,13 +94,13 @@ def notes_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[Kernel
         touches.append(Touch(key, operator.reads, operator.reads if in_place else operator.writes))
     flows = [flow.renumber(numbers) for flow in tensor_flow(touches)]
     facts, attributes = _share_facts(tasks, launched, touched, around)
-    found = dict(zip(numbers, map(KernelNotes, flows, facts, attributes), strict=True))
-    return [found[i] for i in range(len(numbers))]
+    notes = dict(zip(numbers, map(KernelNotes, flows, facts, attributes), strict=True))
+    return [notes[i] for i in range(len(numbers))]
 
 
-def _outward(operator: Operator | None, around: Mapping[int, Operator]) -> Iterator[Operator]:
+def _walk_outward(operator: Operator | None, around: Mapping[int, Operator]) -> Iterator[Operator]:
     """Yield an operator and its enclosing operators, from the inside."""
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         if operator is None:
             break
         yield operator
@@ -116,7 +116,7 @@ def _share_facts(
     """Return facts and attributes of each task, of which an operator's tasks have their shares."""
     facts: list[dict[str, Any]] = [{} for _ in tasks]
     attributes: list[dict[str, Any]] = [{} for _ in tasks]
-    inside: dict[tuple[int, int], list[int]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
 
     @cache
     def cost_of(number: int) -> CostedOperator | None:
@@ -124,27 +124,27 @@ def _share_facts(
 
     for i, (task, nearest, (operator, step)) in enumerate(zip(tasks, touched, launched, strict=True)):
         if task.communicates and nearest is not None:
-            read = sum(one.nbytes for one in nearest.reads)
-            written = sum(one.nbytes for one in nearest.writes) or read
+            read = sum(tensor.nbytes for tensor in nearest.reads)
+            written = sum(tensor.nbytes for tensor in nearest.writes) or read
             facts[i] = {"bytes_read": read, "bytes_written": written}
         elif nearest is not None:
-            costed = (one for one in _outward(operator, around) if cost_of(one.id) is not None)
-            inside[next(costed, nearest).id, step].append(i)
-    for (number, _), members in inside.items():
-        operator, known = around[number], cost_of(number)
-        cost = execution_graph.bytes_of(operator) if known is None else known.cost
+            costed = (tensor for tensor in _walk_outward(operator, around) if cost_of(tensor.id) is not None)
+            groups[next(costed, nearest).id, step].append(i)
+    for (number, _), members in groups.items():
+        operator, formula = around[number], cost_of(number)
+        cost = execution_graph.bytes_of(operator) if formula is None else formula.cost
         durations_ns = [tasks[i].duration_ns for i in members]
         shares = zip(*(_split(total, durations_ns) for total in cost), strict=True)
         main = max(members, key=lambda i: tasks[i].duration_ns)  # it has the sizes of the operator
         for i, (flops, read, written) in zip(members, shares, strict=True):
-            own = {} if known is None else known.attributes
+            sizes = {} if formula is None else formula.attributes
             facts[i] = {"flops": flops, "bytes_read": read, "bytes_written": written}
-            facts[i] |= {"dtype": known.dtype} if known is not None and known.dtype is not None else {}
+            facts[i] |= {"dtype": formula.dtype} if formula is not None and formula.dtype is not None else {}
             attributes[i] = {
                 "operator": operator.name,
-                "input_shapes": [list(one.shape) for one in execution_graph.tensors(operator.inputs)],
-                "output_shapes": [list(one.shape) for one in execution_graph.tensors(operator.outputs)],
-                **{key: value for key, value in own.items() if i == main or key not in SIZES},
+                "input_shapes": [list(tensor.shape) for tensor in execution_graph.tensors(operator.inputs)],
+                "output_shapes": [list(tensor.shape) for tensor in execution_graph.tensors(operator.outputs)],
+                **{key: value for key, value in sizes.items() if i == main or key not in SIZES},
             }
     return facts, attributes
 
@@ -181,10 +181,10 @@ def _split(total: int, weights: Sequence[int]) -> list[int]:
 # Sources: chakra, src/trace_link/trace_linker.py; hta/common/execution_trace.py.
 
 _OPERATORS: Final = frozenset({"cpu_op", "operator", "user_annotation"})
-_AGREE: Final = 0.9
+_MIN_AGREEMENT: Final = 0.9
 """Minimum share of operators with a number in the graph whose names must agree."""
 
-Made = tuple[Operator, int]
+Origin = tuple[Operator, int]
 """Origin of a launch: an operator of the graph, and the number of the step in the trace."""
 
 
@@ -200,7 +200,7 @@ class _Slice(NamedTuple):
 
 def _operators_of_launches(
     trace: StrPath, graph: StrPath, operators: Sequence[Operator], recorded: RecordedTrace
-) -> dict[int, Made]:
+) -> dict[int, Origin]:
     """Return the operator of each launch, by correlation; unknown ones are omitted.
 
     Warns
@@ -208,27 +208,27 @@ def _operators_of_launches(
     UserWarning
         Operators were matched by name, or some launches are not in the graph.
     """
-    wanted, threads = {*recorded.correlation.tolist()}, Codes[Thread]()
+    launched, threads = {*recorded.correlation.tolist()}, Codes[Thread]()
     slices = _read_slices(trace, threads)
-    match = _by_number(slices, operators)
+    match = _match_by_number(slices, operators)
     if match is None:
-        match = _by_name(slices, operators)
-        what = f"{graph}: its numbers are those of another recording than {trace}"
-        warnings.warn(f"{what}; operators are told by thread, name and order", stacklevel=5)
-    known = Operators()
+        match = _match_by_name(slices, operators)
+        message = f"{graph}: its numbers are those of another recording than {trace}"
+        warnings.warn(f"{message}; operators are told by thread, name and order", stacklevel=5)
+    ops = Operators()
     thread, start_ns, end_ns = np.array([slices[i][:3] for i in match], np.int64).reshape(-1, 3).T
-    known.add(thread, start_ns, end_ns, (slices[i].name for i in match), np.array([*match], np.int64))
-    launches = [call for call in recorded.calls if call.correlation in wanted]
-    on = threads.of(call.thread for call in launches)
+    ops.add(thread, start_ns, end_ns, (slices[i].name for i in match), np.array([*match], np.int64))
+    launches = [call for call in recorded.calls if call.correlation in launched]
+    code = threads.of(call.thread for call in launches)
     numbers, begins, ends = np.array([call[3:] for call in launches], np.int64).reshape(-1, 3).T
-    around = known.around(Calls([""], np.zeros_like(on), on, numbers, begins, ends), np.arange(len(on)))
-    found = {correlation: match[i] for correlation, (_, i) in around.items()}
-    known_of = f"the operators of {len(found)} of {len(wanted)} GPU tasks"
-    if 2 * len(found) < len(wanted):
-        raise InputError(f"{graph}: is of another program than {trace}, or of fewer steps: it has {known_of}")
-    if len(found) < len(wanted):
-        warnings.warn(f"{graph}: has {known_of}; others get no tensors", stacklevel=5)
-    return found
+    around = ops.around(Calls([""], np.zeros_like(code), code, numbers, begins, ends), np.arange(len(code)))
+    origins = {correlation: match[i] for correlation, (_, i) in around.items()}
+    coverage = f"the operators of {len(origins)} of {len(launched)} GPU tasks"
+    if 2 * len(origins) < len(launched):
+        raise InputError(f"{graph}: is of another program than {trace}, or of fewer steps: it has {coverage}")
+    if len(origins) < len(launched):
+        warnings.warn(f"{graph}: has {coverage}; others get no tensors", stacklevel=5)
+    return origins
 
 
 def _read_slices(path: StrPath, threads: Codes[Thread]) -> list[_Slice]:
@@ -250,34 +250,34 @@ def _read_slices(path: StrPath, threads: Codes[Thread]) -> list[_Slice]:
         except (AttributeError, KeyError, TypeError) as error:
             raise InputError(f"{path}: traceEvents[{index}]: {error}") from None
     # Stable: of two that begin at the same time the outer was written first.
-    return sorted(slices, key=lambda one: (one.thread, one.start_ns, -one.end_ns))
+    return sorted(slices, key=lambda s: (s.thread, s.start_ns, -s.end_ns))
 
 
-def _by_number(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[int, Made] | None:
+def _match_by_number(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[int, Origin] | None:
     """Return operators by number; None if the numbers are of another recording."""
-    known = {operator.rf_id: operator for operator in operators if operator.rf_id}
-    met = {i: known[one.number] for i, one in enumerate(slices) if one.number in known}
-    found = {i: (operator, 0) for i, operator in met.items() if operator.name == slices[i].name}
-    return found if met and len(found) >= _AGREE * len(met) else None
+    by_rf_id = {operator.rf_id: operator for operator in operators if operator.rf_id}
+    numbered = {i: by_rf_id[s.number] for i, s in enumerate(slices) if s.number in by_rf_id}
+    agreeing = {i: (operator, 0) for i, operator in numbered.items() if operator.name == slices[i].name}
+    return agreeing if numbered and len(agreeing) >= _MIN_AGREEMENT * len(numbered) else None
 
 
-def _by_name(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[int, Made]:
+def _match_by_name(slices: Sequence[_Slice], operators: Sequence[Operator]) -> dict[int, Origin]:
     """Return operators by thread, name and order."""
     of_thread = group_pairs((operator.thread, operator) for operator in operators)
-    threads = [group_pairs((operator.name, operator) for operator in own) for own in of_thread.values()]
-    found: dict[int, Made] = {}
-    for _, own in groupby(enumerate(slices), key=lambda each: each[1].thread):
-        named = group_pairs((one.name, i) for i, one in own)
-        most = max(threads, key=lambda theirs: _alike(named, theirs), default={})
+    threads = [group_pairs((operator.name, operator) for operator in ops) for ops in of_thread.values()]
+    matched: dict[int, Origin] = {}
+    for _, ops in groupby(enumerate(slices), key=lambda pair: pair[1].thread):
+        named = group_pairs((s.name, i) for i, s in ops)
+        best = max(threads, key=lambda names: _count_alike(named, names), default={})
         for name, places in named.items():
-            same = most.get(name, ())
-            if same and len(places) % len(same) == 0:
-                found |= {i: (same[n % len(same)], n // len(same)) for n, i in enumerate(places)}
-    return found
+            peers = best.get(name, ())
+            if peers and len(places) % len(peers) == 0:
+                matched |= {i: (peers[n % len(peers)], n // len(peers)) for n, i in enumerate(places)}
+    return matched
 
 
-def _alike(places: Mapping[str, Sequence[int]], named: Mapping[str, Sequence[Operator]]) -> int:
+def _count_alike(places: Mapping[str, Sequence[int]], named: Mapping[str, Sequence[Operator]]) -> int:
     """Return how many operators of a graph's thread have names whose count divides that in the trace."""
     return sum(
-        len(own) for name, own in named.items() if name in places and len(places[name]) % len(own) == 0
+        len(ops) for name, ops in named.items() if name in places and len(places[name]) % len(ops) == 0
     )

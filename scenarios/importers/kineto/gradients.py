@@ -69,27 +69,28 @@ class Operators:
         """Return begins and ends of the operators whose names fit."""
         fits: BoolArray = np.array([bool(fits_name(word)) for word in self.words], bool)
         thread, start_ns, end_ns, word, _ = self.columns()
-        which = fits[word]
-        spans = zip(start_ns[which].tolist(), end_ns[which].tolist(), strict=True)
-        return group_pairs(zip(thread[which].tolist(), spans, strict=True))
+        selected = fits[word]
+        spans = zip(start_ns[selected].tolist(), end_ns[selected].tolist(), strict=True)
+        return group_pairs(zip(thread[selected].tolist(), spans, strict=True))
 
-    def around(self, calls: Calls, which: IntArray, least: int = UNNUMBERED) -> dict[int, tuple[str, int]]:
-        """Return name and number, `least` or more, of the operators around calls, by correlation."""
+    def around(self, calls: Calls, rows: IntArray, minimum: int = UNNUMBERED) -> dict[int, tuple[str, int]]:
+        """Return name and number, `minimum` or more, of the operators around calls, by correlation."""
         thread, start_ns, end_ns, word, number = self.columns()
         names = [*self.words]
-        found: dict[int, tuple[str, int]] = {}
-        for code in sorted({*calls.thread[which].tolist()}):
-            of_thread = np.flatnonzero((thread == code) & (number >= least))
-            own = which[calls.thread[which] == code]
-            order = of_thread[np.lexsort((-end_ns[of_thread], start_ns[of_thread]))]
-            last = np.searchsorted(start_ns[order], calls.start_ns[own], side="right") - 1
+        result: dict[int, tuple[str, int]] = {}
+        for code in sorted({*calls.thread[rows].tolist()}):
+            candidates = np.flatnonzero((thread == code) & (number >= minimum))
+            chosen = rows[calls.thread[rows] == code]
+            order = candidates[np.lexsort((-end_ns[candidates], start_ns[candidates]))]
+            last = np.searchsorted(start_ns[order], calls.start_ns[chosen], side="right") - 1
             # A call that begins where an operator ends is outside.
-            inside_ns = np.minimum(calls.start_ns[own] + 1, calls.end_ns[own])
+            inside_ns = np.minimum(calls.start_ns[chosen] + 1, calls.end_ns[chosen])
             last = _last_reaching(end_ns[order], last, inside_ns)
-            at, own = order[last[last != UNSET]], own[last != UNSET]
-            what = zip(word[at].tolist(), number[at].tolist(), strict=True)
-            found.update(zip(calls.correlation[own].tolist(), ((names[w], n) for w, n in what), strict=True))
-        return found
+            hits, chosen = order[last[last != UNSET]], chosen[last != UNSET]
+            pairs = zip(word[hits].tolist(), number[hits].tolist(), strict=True)
+            named = ((names[w], n) for w, n in pairs)
+            result.update(zip(calls.correlation[chosen].tolist(), named, strict=True))
+        return result
 
     def nest_names(self) -> Operators:
         """Return them named by their enclosing ones, the outermost first: ``ViT_0/Layer_3/Linear_5``."""
@@ -97,16 +98,16 @@ class Operators:
         order = np.lexsort((-end_ns, start_ns, thread))
         names, paths = [*self.words], []
         around: list[tuple[int, int, str]] = []
-        for code, start, end, own in zip(
+        for code, start, end, name_code in zip(
             *(column[order].tolist() for column in (thread, start_ns, end_ns, word)), strict=True
         ):
             while around and (around[-1][0] != code or around[-1][1] <= start):
                 around.pop()
-            paths.append(f"{around[-1][2]}/{names[own]}" if around else names[own])
+            paths.append(f"{around[-1][2]}/{names[name_code]}" if around else names[name_code])
             around.append((code, end, paths[-1]))
-        found = Operators()
-        found.add(thread[order], start_ns[order], end_ns[order], paths, number[order])
-        return found
+        nested = Operators()
+        nested.add(thread[order], start_ns[order], end_ns[order], paths, number[order])
+        return nested
 
     def names_by_number(self) -> dict[int, str]:
         """Return the names of all operators that have a number."""
@@ -115,8 +116,8 @@ class Operators:
         return {n: names[w] for n, w in zip(number[has].tolist(), word[has].tolist(), strict=True)}
 
 
-def _last_reaching(ends: IntArray, last: IntArray, least: IntArray) -> IntArray:
-    """Return, for each query, the last entry at or before `last` that is at least `least`; `UNSET`: none.
+def _last_reaching(ends: IntArray, last: IntArray, minimum: IntArray) -> IntArray:
+    """Return, for each query, the last entry at or before `last` that is at least `minimum`; `UNSET`: none.
 
     Examples
     --------
@@ -131,7 +132,7 @@ def _last_reaching(ends: IntArray, last: IntArray, least: IntArray) -> IntArray:
     last = last.copy()
     for k in reversed(range(len(largest))):
         none = np.flatnonzero(last >= 0)
-        none = none[largest[k][last[none]] < least[none]]
+        none = none[largest[k][last[none]] < minimum[none]]
         last[none] -= 1 << k
     return np.maximum(last, UNSET)
 
@@ -147,7 +148,7 @@ NODE: Final = re.compile(r"torch::autograd::|\w+Backward\d*$")
 """Names of operators that are gradients."""
 
 
-_TURNS: Final = 3
+_MIN_TURNS: Final = 3
 """Minimum number of times that a thread continues right after another one, if they take turns."""
 
 _RIGHT_AFTER: Final = 0.1
@@ -185,8 +186,8 @@ def callers(
     calls : Calls
     """
     waits_for = _by_number(threads, numbered) if len(numbered.number) else _by_name(threads, nodes, calls)
-    known = {own[0]: whose for whose, own in waits_for.items() if whose is not None and len(own) == 1}
-    return known, [thread for own in waits_for.values() for thread in own if thread not in known]
+    known = {group[0]: owner for owner, group in waits_for.items() if owner is not None and len(group) == 1}
+    return known, [thread for group in waits_for.values() for thread in group if thread not in known]
 
 
 def _by_number(threads: Sequence[Thread], numbered: Numbered) -> dict[int | None, list[int]]:
@@ -195,15 +196,15 @@ def _by_number(threads: Sequence[Thread], numbered: Numbered) -> dict[int | None
     thread, _, number, gradient = (column[order] for column in numbered)
     process = Codes[int]().of(process for process, _ in threads)[thread]
     operator, _, first = by_first_use(by_first_use(number)[0] * len(threads) + process)
-    whose = thread[first][operator]  # the thread of the first operator with that number
-    pair, pairs, _ = by_first_use((whose * len(threads) + thread)[gradient == 1])
+    forward_thread = thread[first][operator]  # the thread of the first operator with that number
+    pair, pairs, _ = by_first_use((forward_thread * len(threads) + thread)[gradient == 1])
     owners: dict[int, tuple[int, int]] = {}  # thread of gradients → number for one thread, and that thread
-    for (owner, own), n in zip(
-        (divmod(each, len(threads)) for each in pairs.tolist()), np.bincount(pair).tolist(), strict=True
+    for (owner, runner), n in zip(
+        (divmod(code, len(threads)) for code in pairs.tolist()), np.bincount(pair).tolist(), strict=True
     ):
-        if n > owners.get(own, (0, 0))[0]:
-            owners[own] = n, owner
-    return group_pairs((owner, own) for own, (_, owner) in owners.items() if owner != own)
+        if n > owners.get(runner, (0, 0))[0]:
+            owners[runner] = n, owner
+    return group_pairs((owner, runner) for runner, (_, owner) in owners.items() if owner != runner)
 
 
 def _by_name(threads: Sequence[Thread], nodes: Spans, calls: Calls) -> dict[int | None, list[int]]:
@@ -235,17 +236,17 @@ def turns(threads: Sequence[Thread], calls: Calls) -> dict[int, tuple[int, int]]
         another                 [call] [call] [call]              [call] [call]
     """
     of_process = group_pairs((threads[n][0], n) for n in by_first_use(calls.thread)[1].tolist())
-    found = {}
+    result = {}
     for first, *others in of_process.values():
         if len(others) != 1:
             continue
-        own = calls.only(np.isin(calls.thread, [first, *others]))
-        if (own.start_ns[1:] < own.end_ns[:-1]).any():
+        merged = calls.only(np.isin(calls.thread, [first, *others]))
+        if (merged.start_ns[1:] < merged.end_ns[:-1]).any():
             continue
-        begins = np.flatnonzero(np.diff(own.thread, prepend=-1))  # of bursts, in turn of one and the other
+        begins = np.flatnonzero(np.diff(merged.thread, prepend=-1))  # of bursts, in turn of one and the other
         back = begins[2::2]
-        burst_ns = own.end_ns[back - 1] - own.start_ns[begins[1:-1:2]]
-        lag_ns = own.start_ns[back] - own.end_ns[back - 1]
-        if len(back) >= _TURNS and (lag_ns <= _RIGHT_AFTER * burst_ns).all():
-            found[others[0]] = first, len(back)
-    return found
+        burst_ns = merged.end_ns[back - 1] - merged.start_ns[begins[1:-1:2]]
+        lag_ns = merged.start_ns[back] - merged.end_ns[back - 1]
+        if len(back) >= _MIN_TURNS and (lag_ns <= _RIGHT_AFTER * burst_ns).all():
+            result[others[0]] = first, len(back)
+    return result

@@ -38,12 +38,12 @@ from scenarios.importers.kineto.kineto_host import Streams
 from scenarios.importers.kineto.kineto_rows import EventWait, HostCall, HostWait, RecordedTrace, Thread
 from sim.base.arrays import group_pairs
 
-_RECORDS: Final = 64
+_MAX_RECORDS: Final = 64
 """A call waits for one of this many recorded events."""
-_HELD_NS: Final = 20_000
+_HOLD_NS: Final = 20_000
 """Maximum time from the end of what a task waited for to the start of the task."""
 
-_AHEAD: Final = 64
+_MAX_AHEAD: Final = 64
 """Maximum number of launches ahead for which a thread may make a stream wait."""
 _COPY: Final = re.compile("Memcpy|Copy")
 
@@ -69,13 +69,13 @@ def waits_of(traces: Sequence[RecordedTrace]) -> list[Waits]:
 
     A wait between streams that one rank cannot have had is removed on all, if all call it equally often.
     """
-    found = [_Reader(trace).found for trace in traces]
+    waits = [_Reader(trace).found for trace in traces]
     calls = [sum(host.STREAM_WAIT.match(call.name) is not None for call in trace.calls) for trace in traces]
-    wrong = {wait.key for each in found for wait in each.streams if not wait.fits}
-    for each in found:
-        own = wrong if len(set(calls)) == 1 else {wait.key for wait in each.streams if not wait.fits}
-        each.streams = [wait for wait in each.streams if wait.key not in own]
-    return found
+    wrong = {wait.key for rank in waits for wait in rank.streams if not wait.fits}
+    for rank in waits:
+        misfits = wrong if len(set(calls)) == 1 else {wait.key for wait in rank.streams if not wait.fits}
+        rank.streams = [wait for wait in rank.streams if wait.key not in misfits]
+    return waits
 
 
 class _Event(NamedTuple):
@@ -111,9 +111,9 @@ class _Reader:
         self._lag: dict[Thread, int] = {}  # by how many records each thread's waits lag
         self._copied: set[Thread] = set()  # threads whose last call copied, and so waits for the copy
         self._behind: set[Thread] = set()  # threads whose last call recorded an event
-        self._left: list[int] = []  # sorted times from the end of what calls waited for to their return
+        self._lags: list[int] = []  # sorted times from the end of what calls waited for to their return
         self._waits = -1  # the number of the last wait of a stream
-        self._open: dict[int, list[HostCall]] = {}  # waits in doubt of the same task
+        self._in_doubt: dict[int, list[HostCall]] = {}  # waits in doubt of the same task
         self._calls = sorted(trace.calls, key=lambda call: call.correlation)
         self._call = {call.correlation: call for call in trace.calls}
         launches = (call for call in self._calls if call.correlation in self._first)
@@ -121,7 +121,7 @@ class _Reader:
         noted = self._noted_waits(Streams(trace)) if trace.waits else {}
         for call in self._calls:
             self._take(call, noted)
-        for calls in self._open.values():
+        for calls in self._in_doubt.values():
             self.found.doubts |= {call.correlation: call for call in calls}
 
     def _thread(self, call: HostCall) -> Thread:
@@ -130,87 +130,87 @@ class _Reader:
     def _noted_waits(self, streams: Streams) -> dict[int, EventWait]:
         """Return what the profiler noted, by call."""
         noted = {}
-        for told in self._trace.waits:
-            wait = told if told.fits else told._replace(fits=streams.fits(self._trace, told))
+        for reported in self._trace.waits:
+            wait = reported if reported.fits else reported._replace(fits=streams.fits(self._trace, reported))
             self.found.streams.append(wait)
-            noted[wait.at] = wait
+            noted[wait.call] = wait
         return noted
 
     def _take(self, call: HostCall, noted: Mapping[int, EventWait]) -> None:
-        thread, at = self._thread(call), call.correlation
+        thread, corr = self._thread(call), call.correlation
         behind = thread in self._behind
         self._behind.discard(thread)
         copied = thread in self._copied
         self._copied.discard(thread)
-        if at in self._first:
-            task = self._trace.tasks[self._first[at]]
-            lane = self._home[thread] = self._lane(self._first[at])
+        if corr in self._first:
+            task = self._trace.tasks[self._first[corr]]
+            lane = self._home[thread] = self._lane(self._first[corr])
             self._used[thread].add(lane)
             if _COPY.match(task.name):
                 self._copied.add(thread)
             if host.waits_for_copy(call.name, task.name) and task.end_ns <= call.end_ns + host.APART_NS:
-                self._know(thread, self._reach(lane, at + 1))
+                self._mark_known(thread, self._reach(lane, corr + 1))
         elif RECORD.match(call.name):
-            self._records[thread].append((at, self._home.get(thread)))
-            self._all.append(at)
+            self._records[thread].append((corr, self._home.get(thread)))
+            self._all.append(corr)
             self._behind.add(thread)
         elif host.STREAM_WAIT.match(call.name):
-            if at in noted:
-                wait = noted[at]
-                self._join((wait.device, wait.stream), at, (wait.device, wait.on_stream), wait.recorded)
+            if corr in noted:
+                wait = noted[corr]
+                self._join((wait.device, wait.stream), corr, (wait.device, wait.on_stream), wait.recorded)
             elif not noted:
                 self._take_stream_wait(call, thread, behind)
         elif host.ALL.match(call.name):
-            every = [self._event(lane, at) for lane in self._launched]
-            self._event_waited_for(call, sorted(every, key=lambda event: event.end_ns)[-1:])
-            for each in every:
-                self._know(thread, each.reach)
-        elif at in self.found.host:
-            wait_of = self.found.host[at]
+            lane_events = [self._event(lane, corr) for lane in self._launched]
+            self._event_waited_for(call, sorted(lane_events, key=lambda event: event.end_ns)[-1:])
+            for lane_event in lane_events:
+                self._mark_known(thread, lane_event.reach)
+        elif corr in self.found.host:
+            wait_of = self.found.host[corr]
             if wait_of.stream >= 0:
-                self._know(thread, self._reach((wait_of.device, wait_of.stream), wait_of.recorded))
+                self._mark_known(thread, self._reach((wait_of.device, wait_of.stream), wait_of.recorded))
         elif (event := self._awaited_event(call, thread, copied)) is not None:
-            self.found.host[at] = HostWait(*event.lane, event.recorded)
-            self._know(thread, event.reach)
+            self.found.host[corr] = HostWait(*event.lane, event.recorded)
+            self._mark_known(thread, event.reach)
 
-    # -- what an event is for ----------------------------------------------------------------------
+    # -- what an event covers ----------------------------------------------------------------------
 
-    def _reach(self, lane: Lane, at: int) -> Reach:
+    def _reach(self, lane: Lane, corr: int) -> Reach:
         joined = self._joined.get(lane, [])
-        known = bisect.bisect_left(joined, at, key=lambda each: each[0])
-        return {**(joined[known - 1][1] if known else {}), lane: bisect.bisect_left(self._launched[lane], at)}
+        n = bisect.bisect_left(joined, corr, key=lambda entry: entry[0])
+        return {**(joined[n - 1][1] if n else {}), lane: bisect.bisect_left(self._launched[lane], corr)}
 
-    def _event(self, lane: Lane, at: int) -> _Event:
-        """Return an event of a stream; later calls do not change what it is for."""
-        if (lane, at) not in self._events:
-            reach = self._reach(lane, at)
-            ends = (self._trace.tasks[self._tasks[each][n - 1]].end_ns for each, n in reach.items() if n)
-            self._events[lane, at] = _Event(lane, at, reach, max(ends, default=0))
-        return self._events[lane, at]
+    def _event(self, lane: Lane, corr: int) -> _Event:
+        """Return an event of a stream; later calls do not change what it covers."""
+        if (lane, corr) not in self._events:
+            reach = self._reach(lane, corr)
+            ends = (self._trace.tasks[self._tasks[stream][n - 1]].end_ns for stream, n in reach.items() if n)
+            self._events[lane, corr] = _Event(lane, corr, reach, max(ends, default=0))
+        return self._events[lane, corr]
 
-    def _join(self, lane: Lane, at: int, other: Lane, recorded: int) -> None:
-        joined = {**self._reach(lane, at)}
-        for each, n in self._reach(other, recorded).items():
-            joined[each] = max(n, joined.get(each, 0))
-        self._joined[lane].append((at, joined))
+    def _join(self, lane: Lane, corr: int, other: Lane, recorded: int) -> None:
+        joined = {**self._reach(lane, corr)}
+        for stream, n in self._reach(other, recorded).items():
+            joined[stream] = max(n, joined.get(stream, 0))
+        self._joined[lane].append((corr, joined))
 
-    def _know(self, thread: Thread, reach: Reach) -> None:
+    def _mark_known(self, thread: Thread, reach: Reach) -> None:
         known = self._known[thread]
         self._known[thread] = {
-            each: max(reach.get(each, 0), known.get(each, 0)) for each in {**known, **reach}
+            stream: max(reach.get(stream, 0), known.get(stream, 0)) for stream in {**known, **reach}
         }
 
-    def _adding(self, events: Iterable[_Event], *known: Reach) -> list[_Event]:
-        """Return the events, one per stream, that are for something not known to be over."""
-        found: dict[tuple[Lane, int], _Event] = {}
+    def _drop_known(self, events: Iterable[_Event], *known: Reach) -> list[_Event]:
+        """Return the events, one per stream, that cover a task not known to be over."""
+        fresh: dict[tuple[Lane, int], _Event] = {}
         for event in events:
-            if any(all(n > own.get(each, 0) for own in known) for each, n in event.reach.items()):
-                found.setdefault((event.lane, event.reach[event.lane]), event)
-        return [*found.values()]
+            if any(all(n > reach.get(stream, 0) for reach in known) for stream, n in event.reach.items()):
+                fresh.setdefault((event.lane, event.reach[event.lane]), event)
+        return [*fresh.values()]
 
-    def _own(self, thread: Thread) -> list[tuple[int, Lane | None]]:
+    def _recent(self, thread: Thread) -> list[tuple[int, Lane | None]]:
         """Return the events that a thread recorded, the newest first."""
-        return self._records[thread][: -_RECORDS - 1 : -1]
+        return self._records[thread][: -_MAX_RECORDS - 1 : -1]
 
     # -- streams -----------------------------------------------------------------------------------
 
@@ -225,11 +225,11 @@ class _Reader:
             Whether the previous call recorded an event.
         """
         self._waits += 1
-        mine = self._next.get(thread, [])
-        following = bisect.bisect_left(mine, call.correlation)
-        if following and self._of_group(call, mine[following - 1]):
+        launches = self._next.get(thread, [])
+        following = bisect.bisect_left(launches, call.correlation)
+        if following and self._is_internal(call, launches[following - 1]):
             return
-        for launch in self._following(mine[following : following + _AHEAD]):
+        for launch in self._first_on_streams(launches[following : following + _MAX_AHEAD]):
             task = self._first[launch]
             lane = self._lane(task)
             if events := self._candidates(call, thread, lane, behind):
@@ -237,7 +237,7 @@ class _Reader:
             if events or not behind:
                 return
 
-    def _following(self, launches: Sequence[int]) -> Iterator[int]:
+    def _first_on_streams(self, launches: Sequence[int]) -> Iterator[int]:
         """Yield the first launch on each stream."""
         seen: set[Lane] = set()
         for launch in launches:
@@ -248,7 +248,7 @@ class _Reader:
     def _lane(self, task: int) -> Lane:
         return self._trace.tasks[task].device, self._trace.tasks[task].stream
 
-    def _of_group(self, call: HostCall, launch: int) -> bool:
+    def _is_internal(self, call: HostCall, launch: int) -> bool:
         """Whether a wait is on one of a process group's own streams, after the launch of its kernel.
 
         NCCL makes its internal stream wait for the one it launched on (nccl, src/enqueue.cc,
@@ -259,81 +259,81 @@ class _Reader:
         if not self._trace.tasks[self._first[launch]].communicates:
             return False
         spans = self._trace.inside.get(call.thread, [])
-        at = bisect.bisect_right(spans, (call.start_ns, sys.maxsize)) - 1
+        index = bisect.bisect_right(spans, (call.start_ns, sys.maxsize)) - 1
         launched_ns = self._call[launch].start_ns
-        return at >= 0 and spans[at][0] <= launched_ns and call.start_ns < spans[at][1]
+        return index >= 0 and spans[index][0] <= launched_ns and call.start_ns < spans[index][1]
 
     def _candidates(self, call: HostCall, thread: Thread, lane: Lane, behind: bool) -> list[_Event]:
         """Return the events that a stream may wait for, the newest first."""
         known = self._known[thread], self._reach(lane, call.correlation)
         others = [other for other in self._launched if other[0] == lane[0] and other != lane]
-        own = self._own(thread)
-        homes = [self._event(home, at) for at, home in own if home in others]
-        if behind and own[0][1] == lane:  # the event just recorded is another stream's
-            homes = []
-        last = own[0][0] if own else self._all[-1] if self._all else call.correlation
-        if not (found := self._adding(homes, *known)):
-            used = [other for other in others if other in self._used[thread] or not own]
-            found = self._adding((self._event(other, last) for other in used), *known)
-        return found
+        records = self._recent(thread)
+        recorded = [self._event(home, corr) for corr, home in records if home in others]
+        if behind and records[0][1] == lane:  # the event just recorded is another stream's
+            recorded = []
+        last = records[0][0] if records else self._all[-1] if self._all else call.correlation
+        if not (events := self._drop_known(recorded, *known)):
+            used = [other for other in others if other in self._used[thread] or not records]
+            events = self._drop_known((self._event(other, last) for other in used), *known)
+        return events
 
     def _choose(
         self, call: HostCall, thread: Thread, task: int, launch: int, events: list[_Event], behind: bool
     ) -> None:
-        at, lane, start_ns = call.correlation, self._lane(task), self._trace.tasks[task].start_ns
-        before = self._reach(lane, at)
+        corr, lane, start_ns = call.correlation, self._lane(task), self._trace.tasks[task].start_ns
+        before = self._reach(lane, corr)
         fits = [event for event in events if event.end_ns <= start_ns]
-        others_ns = max(self._call[launch].end_ns, self._event(lane, at).end_ns, self._before_ns(task))
-        held = self._holding_events(fits, others_ns, start_ns)
+        others_ns = max(self._call[launch].end_ns, self._event(lane, corr).end_ns, self._last_end_ns(task))
+        holding = self._holding_events(fits, others_ns, start_ns)
         if not fits:
-            records = self._all[: -_RECORDS - 1 : -1]
+            records = self._all[: -_MAX_RECORDS - 1 : -1]
             lanes = {event.lane for event in events}
             earlier = (
-                self._event(each, record) for record in records for each in self._launched if each in lanes
+                self._event(other, record) for record in records for other in self._launched if other in lanes
             )
-            fits = held = self._holding_events(earlier, others_ns, start_ns)[:1]
-            missed = {event.lane: event for event in reversed(events)} if not held else {}
+            fits = holding = self._holding_events(earlier, others_ns, start_ns)[:1]
+            missed = {event.lane: event for event in reversed(events)} if not holding else {}
             for event in missed.values():
-                self._wait(call, lane, event, fits=False)
-            if not held and any(self._may_be_earlier(thread, before, event) for event in events):
-                self._open.setdefault(task, []).append(call)
+                self._add_wait(call, lane, event, fits=False)
+            if not holding and any(self._may_be_earlier(thread, before, event) for event in events):
+                self._in_doubt.setdefault(task, []).append(call)
         if not fits:
             return
         if not self._all:
             chosen = fits
-        elif held:
-            chosen = held[:1]
-        elif behind and fits[0].recorded == self._own(thread)[0][0] and len(fits) > 1:
+        elif holding:
+            chosen = holding[:1]
+        elif behind and fits[0].recorded == self._recent(thread)[0][0] and len(fits) > 1:
             chosen = fits[:1]
         elif len({event.recorded for event in fits}) > 1:
             chosen = fits[-1:]
         else:
             chosen = [max(fits, key=lambda event: self._launched[event.lane][event.reach[event.lane] - 1])]
         for event in chosen:
-            self._wait(call, lane, event)
-        left = self._adding(fits, self._known[thread], self._reach(lane, at + 1))
-        if len(fits) > 1 and not held and (behind or not self._all):
-            left = fits
-        if not self._all and not held:
-            left = [each for each in fits if self._may_be_earlier(thread, before, each)] or left
-        if not left:
-            self._open.pop(task, None)
-        elif not held:
-            self._open.setdefault(task, []).append(call)
+            self._add_wait(call, lane, event)
+        doubtful = self._drop_known(fits, self._known[thread], self._reach(lane, corr + 1))
+        if len(fits) > 1 and not holding and (behind or not self._all):
+            doubtful = fits
+        if not self._all and not holding:
+            doubtful = [other for other in fits if self._may_be_earlier(thread, before, other)] or doubtful
+        if not doubtful:
+            self._in_doubt.pop(task, None)
+        elif not holding:
+            self._in_doubt.setdefault(task, []).append(call)
 
     def _may_be_earlier(self, thread: Thread, before: Reach, event: _Event) -> bool:
         """Whether an event may have been recorded before the last task of its stream was launched."""
-        known = max(self._known[thread].get(event.lane, 0), before.get(event.lane, 0))
-        return event.reach[event.lane] > known + 1
+        n_known = max(self._known[thread].get(event.lane, 0), before.get(event.lane, 0))
+        return event.reach[event.lane] > n_known + 1
 
-    def _wait(self, call: HostCall, lane: Lane, event: _Event, fits: bool = True) -> None:
+    def _add_wait(self, call: HostCall, lane: Lane, event: _Event, fits: bool = True) -> None:
         key = self._waits, event.lane[1]
         wait = EventWait(key, call.correlation, *lane, event.lane[1], event.recorded, fits)
         self.found.streams.append(wait)
         if fits:
             self._join(lane, call.correlation, event.lane, event.recorded)
 
-    def _before_ns(self, task: int) -> int:
+    def _last_end_ns(self, task: int) -> int:
         """Return when the task before this one on its stream ended."""
         lane = self._lane(task)
         n = bisect.bisect_left(self._launched[lane], self._trace.tasks[task].correlation)
@@ -341,29 +341,29 @@ class _Reader:
 
     def _holding_events(self, events: Iterable[_Event], others_ns: int, start_ns: int) -> list[_Event]:
         """Return the events that were over last of all that may have held a task, and just before it."""
-        return [each for each in events if others_ns <= each.end_ns <= start_ns <= each.end_ns + _HELD_NS]
+        return [event for event in events if others_ns <= event.end_ns <= start_ns <= event.end_ns + _HOLD_NS]
 
     # -- the host ----------------------------------------------------------------------------------
 
     def _awaited_event(self, call: HostCall, thread: Thread, copied: bool) -> _Event | None:
         """Return what a call of the host waits for."""
         if host.STREAM.match(call.name):
-            own = [self._event(self._home[thread], call.correlation)] if thread in self._home else []
-            every = (self._event(lane, call.correlation) for lane in self._launched)
+            events = [self._event(self._home[thread], call.correlation)] if thread in self._home else []
+            all_events = (self._event(lane, call.correlation) for lane in self._launched)
         elif host.EVENT.match(call.name):
-            own = [self._event(home, at) for at, home in self._own(thread) if home is not None]
-            recent = self._all[: -_RECORDS - 1 : -1]
-            every = (self._event(lane, at) for at in recent for lane in self._launched)
+            events = [self._event(home, corr) for corr, home in self._recent(thread) if home is not None]
+            recent = self._all[: -_MAX_RECORDS - 1 : -1]
+            all_events = (self._event(lane, corr) for corr in recent for lane in self._launched)
         else:
             return None
-        through, others = self._through(call, thread, own), self._through(call, thread, every)
+        through, others = self._newly_ended(call, thread, events), self._newly_ended(call, thread, all_events)
         if (event := self._event_waited_for(call, through)) is not None:
             self._note_lag(thread, event)
-            if any(each.lane != event.lane and self._ended_in(call, each) for each in others):
+            if any(other.lane != event.lane and self._ended_in(call, other) for other in others):
                 self.found.doubts[call.correlation] = call
             return event
-        if copied and not through and own:  # PyTorch reading a value; the copy's own call waited for it
-            return own[0]
+        if copied and not through and events:  # PyTorch reading a value; the copy's own call waited for it
+            return events[0]
         if (event := self._event_waited_for(call, others)) is not None:
             return event
         if host.EVENT.match(call.name):
@@ -373,7 +373,7 @@ class _Reader:
                 return next((event for event in through if event.recorded == recorded), None)
             if len(through) > 1:
                 self.found.doubts[call.correlation] = call
-        elif not own or own[0].end_ns > call.end_ns + host.APART_NS:
+        elif not events or events[0].end_ns > call.end_ns + host.APART_NS:
             through = others
             if len(others) > 1:
                 self.found.doubts[call.correlation] = call
@@ -381,30 +381,30 @@ class _Reader:
             self.found.doubts[call.correlation] = call
         return through[0] if through else None
 
-    def _through(self, call: HostCall, thread: Thread, events: Iterable[_Event]) -> list[_Event]:
+    def _newly_ended(self, call: HostCall, thread: Thread, events: Iterable[_Event]) -> list[_Event]:
         """Return the events that were over when a call returned, but not known to its thread to be over."""
-        events = self._adding(events, self._known[thread])
+        events = self._drop_known(events, self._known[thread])
         return [event for event in events if event.end_ns <= call.end_ns + host.APART_NS]
 
     def _event_waited_for(self, call: HostCall, events: Sequence[_Event]) -> _Event | None:
         """Return the event that ended during a call, and as long before its end as others usually do."""
-        inside = [each for each in events if self._ended_in(call, each)]
-        if not inside:
+        ended = [event for event in events if self._ended_in(call, event)]
+        if not ended:
             return None
-        usual_ns = self._left[len(self._left) // 2] if self._left else 0
-        left = [call.end_ns - each.end_ns for each in inside]
-        best = min(range(len(left)), key=lambda n: (left[n] < 0 and not self._left, abs(left[n] - usual_ns)))
-        if left[best] < 0 <= self._left[0] if self._left else len(inside) > 1:
+        usual_ns = self._lags[len(self._lags) // 2] if self._lags else 0
+        lags = [call.end_ns - event.end_ns for event in ended]
+        best = min(range(len(lags)), key=lambda n: (lags[n] < 0 and not self._lags, abs(lags[n] - usual_ns)))
+        if lags[best] < 0 <= self._lags[0] if self._lags else len(ended) > 1:
             self.found.doubts[call.correlation] = call
-        elif len({each.end_ns for each in inside}) == 1:
-            bisect.insort(self._left, left[best])
-        return inside[best]
+        elif len({event.end_ns for event in ended}) == 1:
+            bisect.insort(self._lags, lags[best])
+        return ended[best]
 
     def _ended_in(self, call: HostCall, event: _Event) -> bool:
         """Whether an event was over just before a call returned, and not before it began."""
         return event.end_ns > call.start_ns and call.end_ns - event.end_ns <= host.APART_NS
 
     def _note_lag(self, thread: Thread, event: _Event) -> None:
-        records = [at for at, _ in self._records[thread]]
-        if event.recorded in records[-_RECORDS:]:
+        records = [corr for corr, _ in self._records[thread]]
+        if event.recorded in records[-_MAX_RECORDS:]:
             self._lag[thread] = records[::-1].index(event.recorded) + 1

@@ -59,8 +59,8 @@ def kind_of(name: str, collective: str = "") -> str:
     'send'
     """
     lower = name.lower()
-    if collective and lower.startswith("nccl") and (told := kind_of(f"nccl {collective}")) != "collective":
-        return told
+    if collective and lower.startswith("nccl") and (refined := kind_of(f"nccl {collective}")) != "collective":
+        return refined
     return next((kind for pattern, kind in _KINDS.items() if re.search(pattern, lower)), "kernel")
 
 

@@ -34,7 +34,7 @@ from scenarios.importers.kineto.inferred_waits import Waits, waits_of
 from scenarios.importers.kineto.kernel_names import dtype_of, kind_of, short_name
 from scenarios.importers.kineto.kineto_events import read_events, what_it_is
 from scenarios.importers.kineto.kineto_host import APART_NS, STREAM_WAIT, HostOps, Record, Streams
-from scenarios.importers.kineto.kineto_ranks import Rank, process_group, together
+from scenarios.importers.kineto.kineto_ranks import Rank, align_ranks, process_group
 from scenarios.importers.kineto.kineto_rows import GpuTask, RecordedTrace
 from scenarios.importers.kineto.nsight_systems import MAGIC
 from scenarios.importers.kineto.simulated_trace import is_simulated
@@ -108,33 +108,33 @@ def load(
         ambiguous. Sends and recvs that did not meet, or whose peer is ambiguous. Ranks that share
         no collective.
     """
-    paths, name, one = trace_files(path, "kineto")
-    if simulated := [each for each in paths if is_simulated(each)]:
+    paths, name, single = trace_files(path, "kineto")
+    if simulated := [file for file in paths if is_simulated(file)]:
         if len(simulated) < len(paths):
             raise InputError(f"{simulated[0]}: was written by a simulation, and not all others were")
         return load_simulated(paths, name, host=host == "calls")
     traces = list[RecordedTrace]()
     files, paths = paths, []
     for file in files:  # a recording of Nsight Systems may have several processes
-        found = read_events(file, len(traces))
-        if not all(trace.tasks for trace in found):
+        recorded = read_events(file, len(traces))
+        if not all(trace.tasks for trace in recorded):
             raise InputError(f"{file}: no kernel, copy or fill of a GPU in the trace{what_it_is(file)}")
-        traces += found
-        paths += [file] * len(found)
-    one = len(traces) == 1 and one
+        traces += recorded
+        paths += [file] * len(recorded)
+    single = len(traces) == 1 and single
     graphs: list[StrPath] = [] if execution_graph is None else trace_files(execution_graph, "kineto")[0]
     if graphs and len(graphs) != len(paths):
         raise InputError(
             f"{len(paths)} trace(s) and {len(graphs)} execution graph(s): there has to be one for each",
             path=("execution_graph",),
         )
-    known = [notes_of(*each) for each in zip(paths, graphs, traces, strict=False)]
+    notes = [notes_of(*files) for files in zip(paths, graphs, traces, strict=False)]
     waits = waits_of(traces)
-    ranks = [Rank(None, 0, traces[0])] if one else together(paths, traces)
+    ranks = [Rank(None, 0, traces[0])] if single else align_ranks(paths, traces)
     processes = [
         _Process(
             *(paths[rank.file], rank, waits[rank.file], Streams(rank.trace, waits[rank.file].streams)),
-            known[rank.file] if known else (),
+            notes[rank.file] if notes else (),
         )
         for rank in ranks
     ]
@@ -143,19 +143,19 @@ def load(
     rows = [row for process in processes for row in process.rows(begin_ns, host)]
     rows.sort(key=lambda row: row[0])
     builder = GraphBuilder(name)
-    with in_file(paths[0] if one else name):
+    with in_file(paths[0] if single else name):
         for _, record in rows:
             builder.op(**record)
-        facts = {gpu: each.facts(number) for each in processes for number, gpu in each.gpus.items()}
+        facts = {gpu: p.facts(number) for p in processes for number, gpu in p.gpus.items()}
         return replace(builder.build(), device_facts=facts)
 
 
 def _warn_of_doubts(processes: Sequence[_Process], host: str) -> None:
     """Warn, in one line for all ranks, of calls that may have waited for something else than inferred."""
     doubts = [
-        (each, call)
-        for each in processes
-        for call in each.waits.doubts.values()
+        (process, call)
+        for process in processes
+        for call in process.waits.doubts.values()
         if host == "calls" or STREAM_WAIT.match(call.name)
     ]
     if doubts:
@@ -178,7 +178,7 @@ class _Process:
     rank: Rank
     waits: Waits
     streams: Streams
-    told: Sequence[KernelNotes] = ()
+    notes: Sequence[KernelNotes] = ()
     """What an execution graph adds to each task."""
 
     @cached_property
@@ -216,27 +216,27 @@ class _Process:
         prefix = "" if rank is None else f"rank{rank}/"
         names = [f"{prefix}{short_name(task.name)}.{i}" for i, task in enumerate(trace.tasks)]
         launcher: Mapping[int, str] = {}
-        held: Mapping[int, tuple[int, int]] = {}
+        delay_of: Mapping[int, tuple[int, int]] = {}
         if host == "calls":
             latency_ns, cpu = self.overheads.launch_latency.usual_ns, f"cpu{self._number}"
-            own = HostOps(trace, names, self.streams, self.waits.host, begin_ns, latency_ns, prefix, cpu)
-            yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(own.ops))
-            launcher = own.launcher
-            held = delays(trace, self.streams, own.issued_ns, begin_ns, self.overheads)
+            host_ops = HostOps(trace, names, self.streams, self.waits.host, begin_ns, latency_ns, prefix, cpu)
+            yield from (((start, rank or 0, 0, n), op) for n, (start, op) in enumerate(host_ops.ops))
+            launcher = host_ops.launcher
+            delay_of = delays(trace, self.streams, host_ops.issued_ns, begin_ns, self.overheads)
             launched = trace.kind == "gpu"
             self._warn([task for i, task in enumerate(trace.tasks) if launched and i not in launcher])
         for i, task in enumerate(trace.tasks):
             pin = {"device": self.gpus[task.device]}
             after = [*([launcher[i]] if i in launcher else []), *(names[p] for p in self.streams.before[i])]
-            if i in held:
-                since_ns, ns = held[i]
+            if i in delay_of:
+                since_ns, ns = delay_of[i]
                 name = f"{prefix}delay.{i}"
                 where = {**self._lane(task), "recorded_start_ns": since_ns - begin_ns}
                 delay = {"name": name, "kind": "delay", "after": after, "duration_ns": ns}
                 yield (since_ns, rank or 0, 1, i), delay | {"attributes": where} | pin
                 after = [*after, name]
             op = {"name": names[i], "after": after} | pin | self._op(i, task, begin_ns)
-            yield (task.start_ns, rank or 0, 2, i), self.told[i].added_to(op, names) if self.told else op
+            yield (task.start_ns, rank or 0, 2, i), self.notes[i].added_to(op, names) if self.notes else op
 
     def _op(self, i: int, task: GpuTask, begin_ns: int) -> Record:
         attributes: dict[str, Any] = {
@@ -261,17 +261,17 @@ class _Process:
             attributes["recorded_ns"] = task.duration_ns
         kind = kind_of(task.name, task.collective)
         message = task.message if meeting is None else meeting.message
-        own = dict(task.facts)
-        dtype = own.pop("dtype", None)
+        facts = dict(task.facts)
+        dtype = facts.pop("dtype", None)
         if not (task.communicates or kind in ("copy", "fill")):
             dtype = dtype_of(task.name) or dtype
         return {
             "kind": kind,
             "dtype": dtype,
             "duration_ns": duration_ns,
-            "bytes_read": own.pop("bytes_read", 0) or (task.nbytes if kind == "copy" else message[0]),
-            "bytes_written": own.pop("bytes_written", 0) or task.nbytes or message[1],
-            "attributes": {**attributes, **own},
+            "bytes_read": facts.pop("bytes_read", 0) or (task.nbytes if kind == "copy" else message[0]),
+            "bytes_written": facts.pop("bytes_written", 0) or task.nbytes or message[1],
+            "attributes": {**attributes, **facts},
         }
 
     @cached_property
@@ -284,44 +284,44 @@ class _Process:
         gap, if there is one.
         """
         trace, gap_ns = self.rank.trace, self.overheads.gap.usual_ns
-        tasks, others, same = self.streams.edges
-        free_ns = most_by(tasks[same], trace.end_ns[others[same]], len(trace.tasks))
-        over = np.flatnonzero(free_ns - trace.start_ns > (OVERLAP_NS if gap_ns else 0))
-        alone_ns = np.maximum(0, trace.end_ns[over] - free_ns[over] - gap_ns)
-        return dict(zip(over.tolist(), alone_ns.tolist(), strict=True))
+        tasks, others, same_stream = self.streams.edges
+        free_ns = most_by(tasks[same_stream], trace.end_ns[others[same_stream]], len(trace.tasks))
+        overlapping = np.flatnonzero(free_ns - trace.start_ns > (OVERLAP_NS if gap_ns else 0))
+        alone_ns = np.maximum(0, trace.end_ns[overlapping] - free_ns[overlapping] - gap_ns)
+        return dict(zip(overlapping.tolist(), alone_ns.tolist(), strict=True))
 
     def _warn(self, early: Sequence[GpuTask]) -> None:
         """Warn of ambiguous threads, and of tasks without a launch, there twice, or before their launch."""
-        trace, told = self.rank.trace, []
+        trace, messages = self.rank.trace, []
         if trace.uncalled:
-            told.append(
+            messages.append(
                 f"{len(trace.uncalled)} thread(s) run gradients, and it is not clear who waits for each; "
                 "the time that the caller of backward waits for them counts as its own work"
             )
         if trace.in_turn:
-            told.append(
+            messages.append(
                 f"two threads look as if they took turns; {trace.in_turn} wait(s) of one for the other "
                 "are inferred, as no operators tell who waits for whom"
             )
         if early:
-            told.append(
+            messages.append(
                 f"{len(early)} of {len(trace.tasks)} GPU tasks have no launch in the trace (the first is "
                 f"{early[0].name[:60]!r}); they wait only for their streams"
             )
         if n := len(trace.tasks) - len({task[:5] for task in trace.tasks}):
-            told.append(
+            messages.append(
                 f"{n} of {len(trace.tasks)} GPU tasks are there twice; each runs as often as it is there"
             )
         called_ns = {call.correlation: call.start_ns for call in trace.calls}
         ahead_ns = [called_ns.get(task.correlation, 0) - task.start_ns for task in trace.tasks]
         if n := sum(ns > APART_NS for ns in ahead_ns):
-            told.append(
+            messages.append(
                 f"{n} of {len(trace.tasks)} GPU tasks begin before the call that launches them, by up to "
                 f"{format_duration(max(ahead_ns))}: the clocks or units of host and GPU differ, and when "
                 "tasks were launched is not known"
             )
-        for one in told:
-            warnings.warn(f"{self.path}: {one}", stacklevel=3)
+        for message in messages:
+            warnings.warn(f"{self.path}: {message}", stacklevel=3)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ class _Process:
 _CAUSES: Final = ("launch_latency", "gap", "event_hop")
 _NEVER: Final = -(2**61)
 """In a column of times: it did not happen."""
-_LONG_NS: Final = 20_000
+_MAX_OVERHEAD_NS: Final = 20_000
 """Maximum overhead of any GPU; longer times are not overhead."""
 OVERLAP_NS: Final = 1_000
 """Maximum overlap: in a CUDA graph a kernel may begin before the last blocks of the previous one end."""
@@ -376,7 +376,7 @@ class Overheads(NamedTuple):
         >>> Overheads(gap=Usual(1200, 3000)).describe()
         {'gap': '1200ns', 'event_hop': '0ns', 'launch_latency': '0ns'}
         """
-        return {name: f"{one.usual_ns}ns" for name, one in zip(self._fields, self, strict=True)}
+        return {name: f"{usual.usual_ns}ns" for name, usual in zip(self._fields, self, strict=True)}
 
 
 def overheads(trace: RecordedTrace, streams: Streams) -> Overheads:
@@ -385,20 +385,20 @@ def overheads(trace: RecordedTrace, streams: Streams) -> Overheads:
     launches = trace.correlation.tolist()
     causes = _causes(trace, streams, [ends.get(launch, _NEVER) for launch in launches])
     *_, second_ns, last_ns = np.sort(causes, axis=0)
-    late_ns, which = trace.start_ns - last_ns, np.argmax(causes, axis=0)
-    known = np.flatnonzero(last_ns != _NEVER)
-    _, begun = np.unique(trace.correlation[known], return_index=True)
+    late_ns, cause = trace.start_ns - last_ns, np.argmax(causes, axis=0)
+    launched = np.flatnonzero(last_ns != _NEVER)
+    _, begun = np.unique(trace.correlation[launched], return_index=True)
     shows = (causes[1:] != _NEVER).any(axis=0)  # in a CUDA graph only the first task shows a latency
-    shows[known[begun]] = True
-    shows &= (last_ns - second_ns >= _CERTAIN_NS) & (late_ns <= _LONG_NS)
-    shows &= late_ns >= np.where(which == _CAUSES.index("gap"), -OVERLAP_NS, 0)
-    samples = {name: late_ns[shows & (which == n)].tolist() for n, name in enumerate(_CAUSES)}
+    shows[launched[begun]] = True
+    shows &= (last_ns - second_ns >= _CERTAIN_NS) & (late_ns <= _MAX_OVERHEAD_NS)
+    shows &= late_ns >= np.where(cause == _CAUSES.index("gap"), -OVERLAP_NS, 0)
+    samples = {name: late_ns[shows & (cause == n)].tolist() for n, name in enumerate(_CAUSES)}
     samples["event_hop"] = samples["event_hop"] or samples["gap"]
     return Overheads(**{name: _usual(late) for name, late in samples.items()})
 
 
 def delays(
-    trace: RecordedTrace, streams: Streams, issued_ns: Mapping[int, int], begin_ns: int, known: Overheads
+    trace: RecordedTrace, streams: Streams, issued_ns: Mapping[int, int], begin_ns: int, usual: Overheads
 ) -> dict[int, tuple[int, int]]:
     """Return, by task, begin and length of delays: tasks held by something not in the trace.
 
@@ -411,31 +411,31 @@ def delays(
         Task → the end of its launch; other tasks were launched before the trace.
     begin_ns : int
         Earliest start of the first task.
-    known : Overheads
+    usual : Overheads
         Overheads of the GPU, which apply again after the delay.
     """
     n = len(trace.tasks)
     causes = _causes(trace, streams, [issued_ns.get(i, _NEVER) for i in range(n)])
     since_ns, jitter_ns = np.full(n, begin_ns), np.zeros(n, np.int64)
     for name, came_ns in zip(_CAUSES, causes, strict=True):
-        usual_ns, most_ns = getattr(known, name)
+        usual_ns, most_ns = getattr(usual, name)
         later = came_ns + usual_ns >= since_ns
         since_ns[later], jitter_ns[later] = came_ns[later] + usual_ns, most_ns - usual_ns
     late_ns = trace.start_ns - since_ns
-    held = np.flatnonzero(late_ns > np.maximum(jitter_ns, known.gap.usual_ns))
-    lasts_ns = late_ns[held] - known.gap.usual_ns
-    found = zip(since_ns[held].tolist(), lasts_ns.tolist(), strict=True)
-    return dict(zip(held.tolist(), found, strict=True))
+    delayed = np.flatnonzero(late_ns > np.maximum(jitter_ns, usual.gap.usual_ns))
+    lasts_ns = late_ns[delayed] - usual.gap.usual_ns
+    spans = zip(since_ns[delayed].tolist(), lasts_ns.tolist(), strict=True)
+    return dict(zip(delayed.tolist(), spans, strict=True))
 
 
 def _causes(trace: RecordedTrace, streams: Streams, issued_ns: Sequence[int]) -> IntArray:
     """Return the time at which each of `_CAUSES` allowed each task to start; `_NEVER` if it did not apply."""
-    tasks, others, same = streams.edges
+    tasks, others, same_stream = streams.edges
     causes = np.full((len(_CAUSES), len(trace.tasks)), _NEVER)
     causes[0] = issued_ns
-    for row, which in zip(causes[1:], (same, ~same), strict=True):
-        row[tasks[which]] = 0
-        np.maximum.at(row, tasks[which], trace.end_ns[others[which]])
+    for row, mask in zip(causes[1:], (same_stream, ~same_stream), strict=True):
+        row[tasks[mask]] = 0
+        np.maximum.at(row, tasks[mask], trace.end_ns[others[mask]])
     return causes
 
 
@@ -443,6 +443,6 @@ def _usual(samples: Sequence[int]) -> Usual:
     late = sorted(ns for ns in samples if ns >= 0)
     if not late:
         return Usual()
-    most = 3 * late[(len(late) - 1) // 2]  # the lower median of an even number, because outliers are long
-    kept = [ns for ns in samples if ns <= most]
-    return Usual(max(0, round_half_up(sum(kept) / len(kept))), most)
+    limit_ns = 3 * late[(len(late) - 1) // 2]  # the lower median of an even number, because outliers are long
+    typical = [ns for ns in samples if ns <= limit_ns]
+    return Usual(max(0, round_half_up(sum(typical) / len(typical))), limit_ns)

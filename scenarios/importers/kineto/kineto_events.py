@@ -48,15 +48,15 @@ from sim.base.units import format_count
 
 RECORD: Final = re.compile(r"(cuda|hip|cu)EventRecord")
 """The call that records an event."""
-_MATTERS: Final = re.compile(
+_RELEVANT: Final = re.compile(
     r"(cuda|hip|cu)\w*(Synchronize|Free|EventRecord|StreamWaitEvent)|ur(QueueFinish|EventWait)$"
 )
 """Calls that may wait, or that others wait for; two of three other calls do neither."""
 
-_ASKS: Final = re.compile(r"(cuda|hip|cu)\w*Query")
+_QUERIES: Final = re.compile(r"(cuda|hip|cu)\w*Query")
 """Queries whether something is over, which never wait; the profiler notes those of events as waits."""
 
-_WRONG: Final = (KeyError, TypeError, ValueError)
+_EVENT_ERRORS: Final = (KeyError, TypeError, ValueError)
 
 
 def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
@@ -76,39 +76,37 @@ def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
     """
     if is_report(path) or is_xplane(path):
         reports = read_report(path) if is_report(path) else read_xplane(path)
-        ranks = [number + n if each.rank is None else each.rank for n, each in enumerate(reports)]
+        ranks = [number + n if report.rank is None else report.rank for n, report in enumerate(reports)]
         with in_file(path):
             pairs = zip(reports, ranks, strict=True)
-            return [_trace(each.events, rank, None, each.gpus, each.kind) for each, rank in pairs]
+            return [_trace(report.events, rank, None, report.gpus, report.kind) for report, rank in pairs]
     others: dict[str, Any] = {}
-    found = EventColumns()
+    collected = EventColumns()
     try:
         for events in lists(path, "a trace", "traceEvents", others, columns.parse_events):
-            found.take(events)
-    except _WRONG:
-        raise _first_wrong(path) from None
-    rank, world_size = _place(path, others)
+            collected.take(events)
+    except _EVENT_ERRORS:
+        raise _first_error(path) from None
+    rank, world_size = _rank_and_size(path, others)
     with in_file(path):
-        return [_trace(found, rank, world_size, _names(others.get("deviceProperties")))]
+        return [_trace(collected, rank, world_size, _names(others.get("deviceProperties")))]
 
 
 def _names(properties: Any) -> dict[int, str]:
     """Return the driver's name of each GPU, by number; malformed entries are ignored."""
-    every = [each for each in properties if isinstance(each, dict)] if isinstance(properties, list) else []
+    entries = [p for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
     return {
-        each["id"]: each["name"]
-        for each in every
-        if isinstance(each.get("id"), int) and isinstance(each.get("name"), str)
+        e["id"]: e["name"] for e in entries if isinstance(e.get("id"), int) and isinstance(e.get("name"), str)
     }
 
 
-def _first_wrong(path: StrPath) -> InputError:
+def _first_error(path: StrPath) -> InputError:
     """Return the error for the first invalid event of a trace."""
     before = 0
     for events in lists(path, "a trace", "traceEvents", {}, columns.parse_events):
-        if _wrong(events):
+        if _describe_error(events):
             for n, event in enumerate(events, before):
-                if reason := _wrong([event]):
+                if reason := _describe_error([event]):
                     return InputError(f"{path}: traceEvents[{n}]{_event_name(event)}: {reason}")
         before += len(events)
     raise AssertionError("no event is wrong by itself")
@@ -120,67 +118,67 @@ def _event_name(event: Any) -> str:
     return f" ({name:.60})" if isinstance(name, str) else ""
 
 
-def _wrong(events: Sequence[Any]) -> str:
+def _describe_error(events: Sequence[Any]) -> str:
     """Return what is wrong with the first invalid event, or "" if all are valid."""
     try:
         EventColumns().take(events)
-    except _WRONG as error:
+    except _EVENT_ERRORS as error:
         return f"no {error}" if isinstance(error, KeyError) else str(error)
     return ""
 
 
 def _trace(
-    found: EventColumns, rank: int | None, world_size: int | None, gpus: dict[int, str], kind: str = "gpu"
+    events: EventColumns, rank: int | None, world_size: int | None, gpus: dict[int, str], kind: str = "gpu"
 ) -> RecordedTrace:
     """Return everything that was collected, in order."""
-    threads = [*found.threads]
-    tasks = sorted(found.tasks, key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
-    calls, host_waits = found.calls(), found.host_waits
+    threads = [*events.threads]
+    tasks = sorted(events.tasks, key=lambda task: (task.start_ns, task.device, task.stream, task.correlation))
+    calls, host_waits = events.calls(), events.host_waits
     waits: list[EventWait] = []
     launches = _launches(tasks, calls)
     inner = np.isin(calls.correlation, calls.correlation[launches])
     inner[launches] = False
     calls, launches = calls.only(~inner), np.searchsorted(np.flatnonzero(~inner), launches)
-    _add_messages(tasks, found.collectives.around(calls, launches, least=1))
-    operators = _operators_of(tasks, found, calls, launches)
-    _add_sizes(tasks, operators, found.inputs, found.sized.around(calls, launches) if found.inputs else {})
-    inside = group_pairs(
+    _add_messages(tasks, events.collectives.around(calls, launches, minimum=1))
+    operators = _operators_of(tasks, events, calls, launches)
+    _add_sizes(tasks, operators, events.inputs, events.sized.around(calls, launches) if events.inputs else {})
+    group_spans = group_pairs(
         (threads[thread], span)
-        for ranges in (found.collectives, found.operators)
+        for ranges in (events.collectives, events.operators)
         for thread, spans in ranges.spans(columns.is_collective).items()
         for span in spans
     )
-    asks = {*calls.correlation[calls.match_names(_ASKS)].tolist()}
+    asks = {*calls.correlation[calls.match_names(_QUERIES)].tolist()}
     host_waits = {call: wait for call, wait in host_waits.items() if call not in asks}
     records = np.sort(calls.correlation[calls.match_names(RECORD)]).tolist()
-    for wait in resolve_waits(found.noted, records):
+    for wait in resolve_waits(events.noted, records):
         recorded = wait.recorded if wait.recorded >= 0 else wait.asked
         if wait.call in asks:
             continue
         if wait.stream < 0:
             host_waits[wait.call] = HostWait(wait.device, wait.on_stream, recorded)
         else:
-            key, on, sure = (len(waits), wait.on_stream), wait.on_stream, wait.recorded >= 0
-            waits.append(EventWait(key, wait.call, wait.device, wait.stream, on, recorded, sure))
+            key, source, sure = (len(waits), wait.on_stream), wait.on_stream, wait.recorded >= 0
+            waits.append(EventWait(key, wait.call, wait.device, wait.stream, source, recorded, sure))
     matter = np.isin(calls.correlation, [*calls.correlation[launches].tolist(), *host_waits])
-    matter |= calls.match_names(_MATTERS)
+    matter |= calls.match_names(_RELEVANT)
     matter[:1] = True  # the first call marks the beginning of the trace
     waits_for, uncalled = callers(
-        threads, found.numbered_operators(), found.operators.spans(NODE.match), calls
+        threads, events.numbered_operators(), events.operators.spans(NODE.match), calls
     )
-    told = waits_for or uncalled or any(name is not None for name in operators)
-    in_turn = {} if told or len(found.numbered_operators().number) else turns(threads, calls)
-    waits_for |= {thread: whose for thread, (whose, _) in in_turn.items()}
+    attributed = waits_for or uncalled or any(name is not None for name in operators)
+    in_turn = {} if attributed or len(events.numbered_operators().number) else turns(threads, calls)
+    waits_for |= {thread: owner for thread, (owner, _) in in_turn.items()}
     return RecordedTrace(
         tasks,
         calls.rows(threads, matter),
         waits,
         operators,
         host_waits,
-        _around(found, calls, np.flatnonzero(matter)),
-        {threads[thread]: threads[whose] for thread, whose in waits_for.items()},
+        _around(events, calls, np.flatnonzero(matter)),
+        {threads[thread]: threads[owner] for thread, owner in waits_for.items()},
         [threads[thread] for thread in uncalled],
-        {thread: _apart(spans) for thread, spans in inside.items()},
+        {thread: _merge_overlapping(spans) for thread, spans in group_spans.items()},
         *(rank, world_size, gpus, sum(times for _, times in in_turn.values()), kind),
     )
 
@@ -208,30 +206,30 @@ def _add_sizes(
     for i, task in enumerate(tasks):
         name, n = around.get(task.correlation, ("", UNSET))
         if name and operators[i] == name:
-            longest[n] = max(longest.get(n, i), i, key=lambda at: tasks[at].duration_ns)
+            longest[n] = max(longest.get(n, i), i, key=lambda index: tasks[index].duration_ns)
     sizes = cache(sizes_of)
     for n, i in longest.items():
         tasks[i] = tasks[i]._replace(facts={**tasks[i].facts, **sizes(*inputs[n])})
 
 
 def _operators_of(
-    tasks: Sequence[GpuTask], found: EventColumns, calls: Calls, launches: IntArray
+    tasks: Sequence[GpuTask], events: EventColumns, calls: Calls, launches: IntArray
 ) -> list[str | None]:
     """Return the operator of each task: around its launch, or by number if that is not in the trace."""
-    known = {n: name for n, (name, _) in found.operators.around(calls, launches).items()}
+    names = {n: name for n, (name, _) in events.operators.around(calls, launches).items()}
     launched = {*calls.correlation[launches].tolist()}
-    lost = {n: external for n, external in found.external.items() if n not in launched}
+    lost = {n: external for n, external in events.external.items() if n not in launched}
     if lost:
-        numbered = found.operators.names_by_number()
-        known |= {n: numbered[external] for n, external in lost.items() if external in numbered}
-    return [known.get(task.correlation) for task in tasks]
+        numbered = events.operators.names_by_number()
+        names |= {n: numbered[external] for n, external in lost.items() if external in numbered}
+    return [names.get(task.correlation) for task in tasks]
 
 
-def _around(found: EventColumns, calls: Calls, which: IntArray) -> dict[int, dict[str, str]]:
+def _around(events: EventColumns, calls: Calls, rows: IntArray) -> dict[int, dict[str, str]]:
     """Return the operator and the module of calls, by correlation."""
     around: dict[int, dict[str, str]] = defaultdict(dict)
-    for key, spans in (("operator", found.operators), ("module", found.modules.nest_names())):
-        for correlation, (name, _) in spans.around(calls, which).items():
+    for key, spans in (("operator", events.operators), ("module", events.modules.nest_names())):
+        for correlation, (name, _) in spans.around(calls, rows).items():
             around[correlation][key] = name
     return around
 
@@ -239,22 +237,22 @@ def _around(found: EventColumns, calls: Calls, which: IntArray) -> dict[int, dic
 def _launches(tasks: Sequence[GpuTask], calls: Calls) -> IntArray:
     """Return the calls that launched tasks, first ones first; a call inside another one is no second."""
     launched = {task.correlation: task for task in tasks}
-    which = np.flatnonzero(np.isin(calls.correlation, [*launched]))
-    _, first, same = np.unique(calls.correlation[which], return_index=True, return_inverse=True)
-    first = which[first]
-    other = calls.thread[which] != calls.thread[first[same]]
-    for n in np.flatnonzero(other | (calls.start_ns[which] > calls.end_ns[first[same]])).tolist():
-        one, two = (calls.names[calls.name[at]] for at in (first[same[n]], which[n]))
-        correlation = int(calls.correlation[which[n]])
-        what = f"{one} and {two} both have correlation {correlation}"
+    rows = np.flatnonzero(np.isin(calls.correlation, [*launched]))
+    _, first, inverse = np.unique(calls.correlation[rows], return_index=True, return_inverse=True)
+    first = rows[first]
+    other = calls.thread[rows] != calls.thread[first[inverse]]
+    for n in np.flatnonzero(other | (calls.start_ns[rows] > calls.end_ns[first[inverse]])).tolist():
+        name, second_name = (calls.names[calls.name[row]] for row in (first[inverse[n]], rows[n]))
+        correlation = int(calls.correlation[rows[n]])
+        problem = f"{name} and {second_name} both have correlation {correlation}"
         raise InputError(
-            f"{what}, so that nobody knows which launched {launched[correlation].name:.60}; of several "
+            f"{problem}, so that nobody knows which launched {launched[correlation].name:.60}; of several "
             "processes each needs a trace of its own"
         )
     return np.sort(first)
 
 
-def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_overlapping(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return spans in order of time, those that overlap as one."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
@@ -265,7 +263,7 @@ def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _place(path: StrPath, others: Mapping[str, Any]) -> tuple[int | None, int | None]:
+def _rank_and_size(path: StrPath, others: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return rank and world size of what was recorded, where the trace has them."""
     info = others.get("distributedInfo", {})
     if not isinstance(info, dict):
@@ -298,7 +296,7 @@ _NO_GPU: Final = {
 }
 """What a category says about a trace without tasks of a GPU; the first one that is there counts."""
 
-_SHOWN: Final = 5
+_MAX_SHOWN: Final = 5
 
 
 def what_it_is(path: StrPath) -> str:
@@ -307,7 +305,7 @@ def what_it_is(path: StrPath) -> str:
     counted = Counter(str(event.get("cat", "")) for event in events)
     if not counted:
         return ", which has no events"
-    said = next((f"; {words}" for category, words in _NO_GPU.items() if category in counted), "")
-    shown = [f"{n:,} {name[:40] or 'without a category'}" for name, n in counted.most_common(_SHOWN)]
-    more = ", ..." if len(counted) > _SHOWN else ""
-    return f"{said} ({format_count(counted.total(), 'event')}: {', '.join(shown)}{more})"
+    hint = next((f"; {words}" for category, words in _NO_GPU.items() if category in counted), "")
+    counts = [f"{n:,} {name[:40] or 'without a category'}" for name, n in counted.most_common(_MAX_SHOWN)]
+    more = ", ..." if len(counted) > _MAX_SHOWN else ""
+    return f"{hint} ({format_count(counted.total(), 'event')}: {', '.join(counts)}{more})"

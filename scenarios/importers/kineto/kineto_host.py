@@ -87,7 +87,7 @@ from sim.base.arrays import BoolArray, Csr, IntArray, group_pairs
 # far: the task launched last, or that one and the positions of events that it has waited for since.
 #
 # Newer traces name the event that a stream waits for (``cuda_sync``, profiled with
-# ``enable_cuda_sync_events``; `noted_waits` restores what was lost of it); for others `unnoted` infers it.
+# ``enable_cuda_sync_events``; `resolve_waits` restores what was lost); for others `inferred_waits` infers it.
 
 _QUEUE: Final = 900
 """The queue of an NVIDIA GPU holds about 1,024 launches (at most 1,022 in public recordings)."""
@@ -114,19 +114,19 @@ class Streams:
         self.before: list[tuple[int, ...]] = [()] * len(trace.tasks)
         self._history: dict[tuple[int, int], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         order = np.argsort(trace.correlation, kind="stable")
-        told: list[tuple[int, int, EventWait | None]]
-        told = [*zip(trace.correlation[order].tolist(), order.tolist(), repeat(None))]
-        if own := [(wait.at, -1, wait) for wait in waits]:
-            told = sorted([*told, *own], key=itemgetter(0, 1))
-        for correlation, i, wait in told:
-            on = trace.tasks[i] if wait is None else wait
-            stream = on.device, on.stream
+        events: list[tuple[int, int, EventWait | None]]
+        events = [*zip(trace.correlation[order].tolist(), order.tolist(), repeat(None))]
+        if waiting := [(wait.call, -1, wait) for wait in waits]:
+            events = sorted([*events, *waiting], key=itemgetter(0, 1))
+        for correlation, i, wait in events:
+            source = trace.tasks[i] if wait is None else wait
+            stream = source.device, source.stream
             history = self._history[stream]
             position = history[-1][1] if history else ()
             if wait is None:
                 self.before[i], position = position, (i,)
             else:
-                other = self.at((wait.device, wait.on_stream), wait.recorded)
+                other = self.position((wait.device, wait.on_stream), wait.recorded)
                 position = tuple(dict.fromkeys((*position, *other)))
             history.append((correlation, position))
 
@@ -137,26 +137,26 @@ class Streams:
         tasks, others = rows.rows(), rows.indices
         return tasks, others, self._lane[tasks] == self._lane[others]
 
-    def at(self, stream: tuple[int, int], correlation: int) -> tuple[int, ...]:
+    def position(self, stream: tuple[int, int], correlation: int) -> tuple[int, ...]:
         """Return the position of a stream of a device before a call."""
         history = self._history.get(stream, [])
-        known = bisect.bisect_left(history, (correlation,))
-        return history[known - 1][1] if known else ()
+        index = bisect.bisect_left(history, (correlation,))
+        return history[index - 1][1] if index else ()
 
     def fits(self, trace: RecordedTrace, wait: EventWait) -> bool:
         """Whether the waiting stream's next task was recorded to start after what the wait is for."""
         history = self._history.get((wait.device, wait.stream), [])
-        following = bisect.bisect_right(history, (wait.at, (sys.maxsize,)))
+        following = bisect.bisect_right(history, (wait.call, (sys.maxsize,)))
         if following == len(history):
             return True
         (task,) = history[following][1]
-        awaited = self.at((wait.device, wait.on_stream), wait.recorded)
+        awaited = self.position((wait.device, wait.on_stream), wait.recorded)
         return all(trace.tasks[i].end_ns <= trace.tasks[task].start_ns for i in awaited)
 
-    def all_at(self, correlation: int, device: int | None = None) -> tuple[int, ...]:
+    def all_positions(self, correlation: int, device: int | None = None) -> tuple[int, ...]:
         """Return the positions of all streams, or of those of a device, before a call."""
-        known = (stream for stream in self._history if device is None or stream[0] == device)
-        return tuple(dict.fromkeys(i for stream in known for i in self.at(stream, correlation)))
+        streams = (stream for stream in self._history if device is None or stream[0] == device)
+        return tuple(dict.fromkeys(i for stream in streams for i in self.position(stream, correlation)))
 
 
 class RecordedLaunchQueue:
@@ -184,8 +184,8 @@ class RecordedLaunchQueue:
         calls = [(call.correlation, call.start_ns) for call in trace.calls]
         launched, began_ns = np.array(calls, np.int64).reshape(-1, 2).T
         is_launch = np.isin(launched, self._launches)
-        most = int(self._pending_launches(launched[is_launch], began_ns[is_launch]).max(initial=0))
-        self._full = 0.95 * most if most >= _QUEUE else None
+        longest = int(self._pending_launches(launched[is_launch], began_ns[is_launch]).max(initial=0))
+        self._full = 0.95 * longest if longest >= _QUEUE else None
 
     def _pending_launches(self, correlation: IntArray | int, at_ns: IntArray | int) -> IntArray:
         """Return how many launches before a call had not ended at a time."""
@@ -228,7 +228,7 @@ def waits_for_copy(call: str, task: str) -> bool:
 Record = dict[str, Any]
 """Arguments of `GraphBuilder.op`."""
 
-_LONG_NS: Final = 100_000
+_MAX_CALL_NS: Final = 100_000
 """Maximum time of a call that waits for nothing; a host may still lose its core for some time."""
 
 
@@ -293,40 +293,40 @@ class HostOps:
 
     def _take(self, call: HostCall) -> None:
         if tasks := self._launches.get(call.correlation, []):
-            self._launch(call, tasks)
+            self._add_launch(call, tasks)
         elif (awaited := self._awaited_tasks(call)) is not None:
-            self._reach(call)
-            self._wait(call, awaited)
+            self._fill_until(call)
+            self._add_wait(call, awaited)
             if not FREE.match(call.name):  # such a call also does work
                 self._waits.append(len(self.ops) - 1)
 
     # -- launches ----------------------------------------------------------------------------------
 
-    def _launch(self, call: HostCall, tasks: list[int]) -> None:
+    def _add_launch(self, call: HostCall, tasks: list[int]) -> None:
         """Add a launch, and its wait."""
         first = tasks[0]
         after: list[int] = []
         task, name, waits = self._trace.tasks[first], f"launch.{call.number}", None
-        until = self._issue_ns(call, task)
+        end_ns = self._issue_ns(call, task)
         blocks = waits_for_copy(call.name, task.name) or self._was_unpinned(call, first)
         awaited = self._in_time(call, tasks) if blocks else []
         if awaited and self._is_held(call, first):
-            until = min(until, call.start_ns + self._issuing_ns)
+            end_ns = min(end_ns, call.start_ns + self._issuing_ns)
         elif not awaited and call.end_ns >= task.start_ns and COPY_FROM_PAGEABLE.search(task.name):
-            self._reach(call)
-            after = self._in_time(call, self._streams.at((task.device, task.stream), call.correlation))
-            if waited_ns := self._pass(call, after):
+            self._fill_until(call)
+            after = self._in_time(call, self._streams.position((task.device, task.stream), call.correlation))
+            if waited_ns := self._pass_time(call, after):
                 waits = {"recorded_wait_ns": waited_ns}
         elif not awaited and (freed := self._queue.freed_by(call)) is not None:
-            self._reach(call)
-            after, waits = [freed], {"recorded_wait_ns": self._pass(call, [freed])}
-        self._add(call, name, until, after, waits)
-        self._called[self._control(call)] = 0 if awaited else call.end_ns
-        issued_ns = self._point[self._control(call)]
+            self._fill_until(call)
+            after, waits = [freed], {"recorded_wait_ns": self._pass_time(call, [freed])}
+        self._add(call, name, end_ns, after, waits)
+        self._called[self._thread_of(call)] = 0 if awaited else call.end_ns
+        issued_ns = self._point[self._thread_of(call)]
         for i in tasks:
             self.launcher[i], self.issued_ns[i] = self._prefix + name, issued_ns
         if awaited:
-            self._wait(call, awaited)
+            self._add_wait(call, awaited)
 
     def _issue_ns(self, call: HostCall, task: GpuTask) -> int:
         """Return when a launch took effect: a latency before its task began, if that was within the call."""
@@ -341,8 +341,8 @@ class HostOps:
     def _was_unpinned(self, call: HostCall, task: int) -> bool:
         """Whether AMD's profiler recorded a copy to be waited for, as copies of pageable memory are."""
         copy = self._trace.tasks[task]
-        asked = call.name.startswith("hipMemcpy") and not ON_DEVICE.search(copy.name)
-        return asked and call.end_ns >= copy.end_ns and self._is_held(call, task)
+        is_copy = call.name.startswith("hipMemcpy") and not ON_DEVICE.search(copy.name)
+        return is_copy and call.end_ns >= copy.end_ns and self._is_held(call, task)
 
     @cached_property
     def _issuing_ns(self) -> int:
@@ -351,13 +351,13 @@ class HostOps:
         for call in self._trace.calls:
             for i in self._launches.get(call.correlation, [])[:1]:
                 task = self._trace.tasks[i]
-                took = max(0, self._issue_ns(call, task) - call.start_ns)
+                issue_ns = max(0, self._issue_ns(call, task) - call.start_ns)
                 if not waits_for_copy(call.name, task.name):
-                    launches.extend([] if self._was_unpinned(call, i) else [took])
+                    launches.extend([] if self._was_unpinned(call, i) else [issue_ns])
                 elif not self._is_held(call, i):
-                    copies.append(took)
-        known = sorted(copies or launches)
-        return known[len(known) // 2] if known else 0
+                    copies.append(issue_ns)
+        times = sorted(copies or launches)
+        return times[len(times) // 2] if times else 0
 
     # -- waits -------------------------------------------------------------------------------------
 
@@ -366,58 +366,58 @@ class HostOps:
         noted = self._host_waits.get(call.correlation)
         if ALL.match(call.name) or (noted is not None and noted.stream < 0):
             device = None if noted is None else noted.device
-            return self._in_time(call, self._streams.all_at(call.correlation, device))
+            return self._in_time(call, self._streams.all_positions(call.correlation, device))
         if noted is not None:
-            return self._in_time(call, self._streams.at((noted.device, noted.stream), noted.recorded))
+            return self._in_time(call, self._streams.position((noted.device, noted.stream), noted.recorded))
         if FREE.match(call.name):
-            tasks = self._streams.all_at(call.correlation)
-            found = self._in_time(call, tasks)
-            return found if found and len(found) == len(tasks) else None  # all of them, or it did not wait
+            tasks = self._streams.all_positions(call.correlation)
+            ended = self._in_time(call, tasks)
+            return ended if ended and len(ended) == len(tasks) else None  # all of them, or it did not wait
         return [] if STREAM.match(call.name) or EVENT.match(call.name) else None
 
     def _in_time(self, call: HostCall, tasks: Iterable[int]) -> list[int]:
         """Return the tasks that had ended when a call returned: it cannot have waited for others."""
         return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns + APART_NS]
 
-    def _wait(self, call: HostCall, awaited: list[int]) -> None:
+    def _add_wait(self, call: HostCall, awaited: list[int]) -> None:
         """Add a wait; it lasts for the rest of its call after what it waits for has ended."""
-        own: dict[str, Any] = {"recorded_wait_ns": self._pass(call, awaited)}
+        attributes: dict[str, Any] = {"recorded_wait_ns": self._pass_time(call, awaited)}
         inferred = call.correlation in self._host_waits and call.correlation not in self._trace.host_waits
-        if inferred and awaited and not own["recorded_wait_ns"]:
-            own["inferred_wait"] = True
-        self._add(call, f"synchronize.{call.number}", call.end_ns, awaited, own)
+        if inferred and awaited and not attributes["recorded_wait_ns"]:
+            attributes["inferred_wait"] = True
+        self._add(call, f"synchronize.{call.number}", call.end_ns, awaited, attributes)
 
     def _split_waits(self) -> None:
         """Put a delay before each call that waited for something not in the trace."""
-        waits = [self.ops[at][1] for at in self._waits]
-        left = sorted(op["duration_ns"] for op in waits if op["attributes"]["recorded_wait_ns"])
-        usual_ns = left[len(left) // 2] if left else 0
-        most_ns = max(3 * usual_ns, _LONG_NS)
-        for at in reversed(self._waits):
-            start_ns, op = self.ops[at]
-            own = op["attributes"]
-            if op["duration_ns"] <= most_ns or "rest_of_call_ns" in own:
+        waits = [self.ops[index][1] for index in self._waits]
+        durations = sorted(op["duration_ns"] for op in waits if op["attributes"]["recorded_wait_ns"])
+        usual_ns = durations[len(durations) // 2] if durations else 0
+        most_ns = max(3 * usual_ns, _MAX_CALL_NS)
+        for index in reversed(self._waits):
+            start_ns, op = self.ops[index]
+            attributes = op["attributes"]
+            if op["duration_ns"] <= most_ns or "rest_of_call_ns" in attributes:
                 continue
             held_ns = op["duration_ns"] - usual_ns
             name = op["name"].replace("synchronize.", "delay.call")
             delay = op | {"name": name, "kind": "delay", "duration_ns": held_ns}
-            later = {"recorded_start_ns": own["recorded_start_ns"] + held_ns, "recorded_wait_ns": 0}
-            op = op | {"duration_ns": usual_ns, "after": [name], "attributes": own | later}
-            self.ops[at : at + 1] = (start_ns, delay), (start_ns + held_ns, op)
+            later = {"recorded_start_ns": attributes["recorded_start_ns"] + held_ns, "recorded_wait_ns": 0}
+            op = op | {"duration_ns": usual_ns, "after": [name], "attributes": attributes | later}
+            self.ops[index : index + 1] = (start_ns, delay), (start_ns + held_ns, op)
 
     # -- threads -----------------------------------------------------------------------------------
 
-    def _control(self, call: HostCall) -> Thread:
+    def _thread_of(self, call: HostCall) -> Thread:
         return self._trace.callers.get(call.thread, call.thread)
 
-    def _reach(self, call: HostCall) -> None:
+    def _fill_until(self, call: HostCall) -> None:
         """Account for the host's own time until a call begins."""
-        if call.start_ns > self._point.get(self._control(call), self._begin_ns):
+        if call.start_ns > self._point.get(self._thread_of(call), self._begin_ns):
             self._add(call, f"host.{call.number}", call.start_ns)
 
-    def _pass(self, call: HostCall, awaited: list[int]) -> int:
+    def _pass_time(self, call: HostCall, awaited: list[int]) -> int:
         """Account for the time until tasks have ended; return how long that is."""
-        thread = self._control(call)
+        thread = self._thread_of(call)
         since = self._point.get(thread, self._begin_ns)
         self._point[thread] = max([since, *(self._trace.tasks[i].end_ns for i in awaited)])
         return self._point[thread] - since
@@ -426,7 +426,7 @@ class HostOps:
         self, call: HostCall, name: str, end_ns: int, awaited: Iterable[int] = (), more: Record | None = None
     ) -> None:
         """Add an op of a call's thread: it lasts from where the thread was until `end_ns`."""
-        thread, kind = self._control(call), name.partition(".")[0]
+        thread, kind = self._thread_of(call), name.partition(".")[0]
         if thread not in self._threads:
             self._threads[thread] = f"thread{len(self._threads)}"
             if self._trace.begin_ns > self._begin_ns:

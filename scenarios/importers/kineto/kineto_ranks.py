@@ -47,7 +47,7 @@ from sim.base.files import StrPath
 _ALONE: Final = "keep their recorded times, and do not wait for each other"
 END_TOGETHER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 """Collectives that end on all ranks together, because each needs data from every other rank."""
-_PAIRS: Final = frozenset({"send", "recv"})
+_P2P: Final = frozenset({"send", "recv"})
 """What passes between two ranks."""
 
 
@@ -103,63 +103,63 @@ def communicators(calls: Mapping[int, Sequence[RecordedCall]], paths: Mapping[in
     UserWarning
         Sends and recvs whose peer is ambiguous; ranks of one recording that share nothing.
     """
-    found: dict[_Key, dict[int, list[RecordedCall]]] = {}
-    named = all(call.group is not None for own in calls.values() for call in own)
-    for rank, own in calls.items():
+    calls_of: dict[_Key, dict[int, list[RecordedCall]]] = {}
+    named = all(call.group is not None for rank_calls in calls.values() for call in rank_calls)
+    for rank, rank_calls in calls.items():
         streams: dict[Hashable, int] = {}
-        for call in own:
-            if call.kind in _PAIRS:
+        for call in rank_calls:
+            if call.kind in _P2P:
                 continue
             key: _Key = streams.setdefault(call.stream, len(streams))
             if named and call.group is not None:
                 key = call.group
-            found.setdefault(key, {}).setdefault(rank, []).append(call)
+            calls_of.setdefault(key, {}).setdefault(rank, []).append(call)
     groups = _pairs(calls)
-    for key, members in found.items():
+    for key, members in calls_of.items():
         name = f"nccl{key}" if isinstance(key, int) else _unused_name(key[0], groups)
         _check_members(name, members, _parse_ranks(key[1]) if isinstance(key, tuple) else [*calls], paths)
         if len(members) > 1:
-            groups[name] = {rank: [call.task for call in own] for rank, own in members.items()}
+            groups[name] = {rank: [call.task for call in rank_calls] for rank, rank_calls in members.items()}
     first, *others = dict.fromkeys(paths.values())
     if not groups and others:
         raise InputError(f"{first}: has no collective of NCCL that it shares with another rank")
     if not groups and len(calls) > 1:
-        what = f"{first}: {len(calls)} ranks share no collective of NCCL"
-        warnings.warn(f"{what}: they run beside one another, with MPI's calls as recorded", stacklevel=6)
+        message = f"{first}: {len(calls)} ranks share no collective of NCCL"
+        warnings.warn(f"{message}: they run beside one another, with MPI's calls as recorded", stacklevel=6)
     return groups
 
 
 def files_of_ranks(ranks: Sequence[int], paths: Sequence[StrPath], size: int | None = None) -> dict[int, int]:
     """Return the number of each rank's file, in order of ranks; all ranks have to be there, once."""
-    found: dict[int, int] = {}
+    file_of: dict[int, int] = {}
     for file, rank in enumerate(ranks):
-        if rank in found:
-            raise InputError(f"{paths[file]}: is rank {rank}, as {paths[found[rank]]} is")
-        found[rank] = file
-    known = size or max(found) + 1
-    missing = [*islice((rank for rank in count() if rank not in found), min(9, known - len(found)))]
+        if rank in file_of:
+            raise InputError(f"{paths[file]}: is rank {rank}, as {paths[file_of[rank]]} is")
+        file_of[rank] = file
+    n_ranks = size or max(file_of) + 1
+    missing = [*islice((rank for rank in count() if rank not in file_of), min(9, n_ranks - len(file_of)))]
     if missing:
-        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         more = "" if size else " or more"
-        raise InputError(f"{paths[0]}: is of a job of {known} ranks{more}; missing: {shown}")
-    return dict(sorted(found.items()))
+        raise InputError(f"{paths[0]}: is of a job of {n_ranks} ranks{more}; missing: {listed}")
+    return dict(sorted(file_of.items()))
 
 
 def _pairs(calls: Mapping[int, Sequence[RecordedCall]]) -> Groups:
     """Return the sends and recvs that met; each direction between two ranks is a communicator."""
-    found: dict[tuple[str, int, int], dict[int, list[int]]] = {}
-    for rank, own in calls.items():
-        for call in own:
-            if call.kind in _PAIRS:
+    sides: dict[tuple[str, int, int], dict[int, list[int]]] = {}
+    for rank, rank_calls in calls.items():
+        for call in rank_calls:
+            if call.kind in _P2P:
                 ends = (rank, call.peer) if call.kind == "send" else (call.peer, rank)
                 name = "nccl" if call.group is None else call.group[0]
-                found.setdefault((name, *ends), {}).setdefault(rank, []).append(call.task)
-    met = {key: both for key, both in found.items() if len({*map(len, both.values())}) + 1 == len(both) == 2}
-    alone = sum(len(tasks) for key, both in found.items() if key not in met for tasks in both.values())
-    if alone:
-        what = f"{alone} kernels send or receive between two ranks, and it is not clear whom they met"
-        warnings.warn(f"{what}; they {_ALONE}", stacklevel=6)
-    return {f"{name}.{source}-{target}": both for (name, source, target), both in met.items()}
+                sides.setdefault((name, *ends), {}).setdefault(rank, []).append(call.task)
+    pairs = {k: pair for k, pair in sides.items() if len({*map(len, pair.values())}) + 1 == len(pair) == 2}
+    single = sum(len(tasks) for k, pair in sides.items() if k not in pairs for tasks in pair.values())
+    if single:
+        message = f"{single} kernels send or receive between two ranks, and it is not clear whom they met"
+        warnings.warn(f"{message}; they {_ALONE}", stacklevel=6)
+    return {f"{name}.{source}-{target}": pair for (name, source, target), pair in pairs.items()}
 
 
 def _parse_ranks(ranks: str) -> list[int]:
@@ -177,32 +177,32 @@ def process_group(name: str, ranks: str, size: int = 0) -> dict[str, Any]:
     """
     listed = _parse_ranks(ranks)
     size = size or len(listed)
-    found: dict[str, Any] = {"process_group": name}
-    found |= {"process_group_ranks": listed} if listed else {}
-    return found | ({"process_group_size": size} if size else {})
+    properties: dict[str, Any] = {"process_group": name}
+    properties |= {"process_group_ranks": listed} if listed else {}
+    return properties | ({"process_group_size": size} if size else {})
 
 
 def _unused_name(name: str, groups: Groups) -> str:
     """Return an unused name for a communicator: the second group of the same name is ``name.1``."""
-    same = sum(known == name or known.startswith(f"{name}.") for known in groups)
-    return f"{name}.{same}" if same else name
+    n = sum(other == name or other.startswith(f"{name}.") for other in groups)
+    return f"{name}.{n}" if n else name
 
 
 def _check_members(
-    name: str, members: Mapping[int, list[RecordedCall]], wanted: Sequence[int], paths: Mapping[int, StrPath]
+    name: str, members: Mapping[int, list[RecordedCall]], ranks: Sequence[int], paths: Mapping[int, StrPath]
 ) -> None:
     """Raise if the ranks of a communicator do not have the same collectives."""
-    first, mine = next(iter(members.items()))
-    for rank in wanted or members:
-        theirs = members.get(rank, [])
-        told = f"rank {rank} has {len(theirs)} collectives and rank {first} has {len(mine)}"
-        for n, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+    first, first_calls = next(iter(members.items()))
+    for rank in ranks or members:
+        rank_calls = members.get(rank, [])
+        difference = f"rank {rank} has {len(rank_calls)} collectives and rank {first} has {len(first_calls)}"
+        for n, (a, b) in enumerate(zip(first_calls, rank_calls, strict=False)):
             if a.kind != b.kind:
-                told = f"number {n} is {b.kind} on rank {rank} and {a.kind} on rank {first}"
+                difference = f"number {n} is {b.kind} on rank {rank} and {a.kind} on rank {first}"
                 break
-        if [call.kind for call in mine] != [call.kind for call in theirs]:
+        if [call.kind for call in first_calls] != [call.kind for call in rank_calls]:
             where = f"{paths.get(rank, paths[first])}: communicator {name!r}"
-            raise InputError(f"{where}: {told}; they are of different jobs, or not of the same steps")
+            raise InputError(f"{where}: {difference}; they are of different jobs, or not of the same steps")
 
 
 def clock_offsets(
@@ -225,32 +225,32 @@ def clock_offsets(
     ends: dict[int, dict[tuple[str, int], int]] = {rank: {} for rank in calls}
     for name, members in groups.items():
         for rank, tasks in members.items():
-            own = {call.task: call for call in calls[rank]}
+            by_task = {call.task: call for call in calls[rank]}
             for n, task in enumerate(tasks):
-                if own[task].kind in END_TOGETHER:
-                    ends[rank][name, n] = own[task].end_ns
+                if by_task[task].kind in END_TOGETHER:
+                    ends[rank][name, n] = by_task[task].end_ns
     first, *others = ends
-    offsets, known, by_file = {first: 0}, dict(ends[first]), {paths[first]: 0}
+    offsets, common, by_file = {first: 0}, dict(ends[first]), {paths[first]: 0}
     while others:
         rank = next(
-            (each for each in others if paths[each] in by_file or not known.keys().isdisjoint(ends[each])),
+            (r for r in others if paths[r] in by_file or not common.keys().isdisjoint(ends[r])),
             others[0],
         )
         if paths[rank] not in by_file:
-            apart = [known[key] - end for key, end in ends[rank].items() if key in known]
-            if not apart:
-                what = f"rank {rank} has no collective that ends together with one of rank {first}"
-                raise InputError(f"{paths[rank]}: {what}, so their clocks cannot be compared")
-            by_file[paths[rank]] = sorted(apart)[len(apart) // 2]
+            shifts = [common[key] - end for key, end in ends[rank].items() if key in common]
+            if not shifts:
+                problem = f"rank {rank} has no collective that ends together with one of rank {first}"
+                raise InputError(f"{paths[rank]}: {problem}, so their clocks cannot be compared")
+            by_file[paths[rank]] = sorted(shifts)[len(shifts) // 2]
         offsets[rank] = by_file[paths[rank]]
-        known = {key: end + offsets[rank] for key, end in ends[rank].items()} | known
+        common = {key: end + offsets[rank] for key, end in ends[rank].items()} | common
         others.remove(rank)
     return offsets
 
 
 # ----------------------------------------------------------------------------------------------------------
 
-_APART_NS: Final = 100_000
+_SPREAD_NS: Final = 100_000
 """Maximum difference of the ends of one collective, plus a ten-thousandth of the recording: clocks drift."""
 
 
@@ -295,7 +295,7 @@ class Rank:
     meetings: Mapping[int, Meeting] = field(default_factory=dict)
 
 
-def together(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -> list[Rank]:
+def align_ranks(paths: Sequence[StrPath], traces: Sequence[RecordedTrace]) -> list[Rank]:
     """Return the ranks of a job, in order.
 
     Raises
@@ -352,36 +352,36 @@ def _meetings(
     traces: Mapping[int, RecordedTrace], groups: Groups, paths: Mapping[int, StrPath]
 ) -> dict[int, dict[int, Meeting]]:
     """Return the meeting of each task of a collective, by rank."""
-    found: dict[int, dict[int, Meeting]] = {rank: {} for rank in traces}
+    meetings: dict[int, dict[int, Meeting]] = {rank: {} for rank in traces}
     buffered = 0
     for name, members in groups.items():
-        for together_ in zip(*members.values(), strict=True):
-            met = dict(zip(members, together_, strict=True))
-            tasks: dict[int, GpuTask] = {rank: traces[rank].tasks[i] for rank, i in met.items()}
+        for group in zip(*members.values(), strict=True):
+            indices = dict(zip(members, group, strict=True))
+            tasks: dict[int, GpuTask] = {rank: traces[rank].tasks[i] for rank, i in indices.items()}
             last = max(tasks, key=lambda rank: (tasks[rank].start_ns, -rank))
-            gone = min(tasks, key=lambda rank: (tasks[rank].end_ns, rank))
-            apart = tasks[last].start_ns - tasks[gone].end_ns
+            first = min(tasks, key=lambda rank: (tasks[rank].end_ns, rank))
+            lag_ns = tasks[last].start_ns - tasks[first].end_ns
             recorded = traces[last].tasks[-1].end_ns - traces[last].begin_ns
             end_together = _kind(tasks[last]) in END_TOGETHER
-            if apart >= 0 and _kind(tasks[gone]) == "send":
+            if lag_ns >= 0 and _kind(tasks[first]) == "send":
                 buffered += 1
                 continue
-            if apart > _APART_NS + recorded // 10_000 and (end_together or _kind(tasks[gone]) in _PAIRS):
+            if lag_ns > _SPREAD_NS + recorded // 10_000 and (end_together or _kind(tasks[first]) in _P2P):
                 raise InputError(
-                    f"{paths[gone]}: a collective of communicator {name!r} ended on rank {gone} "
-                    f"{apart / 1e6:.3f} ms before it began on rank {last}: of different steps or jobs"
+                    f"{paths[first]}: a collective of communicator {name!r} ended on rank {first} "
+                    f"{lag_ns / 1e6:.3f} ms before it began on rank {last}: of different steps or jobs"
                 )
             shortest = min(task.duration_ns for task in tasks.values())
             transfer_ns = shortest if end_together else tasks[last].duration_ns
             sizes = {max(task.message) for task in tasks.values()}
             agree = len(sizes) == 1 or (_kind(tasks[last]) == "all_to_all" and 0 not in sizes)
-            for rank, i in met.items():
+            for rank, i in indices.items():
                 message = tasks[rank].message if agree else (0, 0)
-                found[rank][i] = Meeting(name, transfer_ns, message, tasks[rank].peer)
+                meetings[rank][i] = Meeting(name, transfer_ns, message, tasks[rank].peer)
     if buffered:
-        what = f"{buffered} sends ended before their recvs began, as what they sent was buffered"
-        warnings.warn(f"{what}; they {_ALONE}", stacklevel=5)
-    return found
+        note = f"{buffered} sends ended before their recvs began, as what they sent was buffered"
+        warnings.warn(f"{note}; they {_ALONE}", stacklevel=5)
+    return meetings
 
 
 def _kind(task: GpuTask) -> str:

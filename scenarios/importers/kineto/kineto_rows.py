@@ -103,18 +103,18 @@ class Calls:
         fits: BoolArray = np.array([pattern.match(name) is not None for name in self.names], bool)[self.name]
         return fits
 
-    def only(self, which: BoolArray) -> Calls:
+    def only(self, chosen: BoolArray) -> Calls:
         """Return the chosen calls."""
         columns = self.name, self.thread, self.correlation, self.start_ns, self.end_ns
-        return Calls(self.names, *(column[which] for column in columns))
+        return Calls(self.names, *(column[chosen] for column in columns))
 
-    def rows(self, threads: Sequence[Thread], which: BoolArray) -> list[HostCall]:
+    def rows(self, threads: Sequence[Thread], chosen: BoolArray) -> list[HostCall]:
         """Return the chosen calls as rows."""
-        own = self.only(which)
-        names = map(self.names.__getitem__, own.name.tolist())
-        of = map(threads.__getitem__, own.thread.tolist())
-        numbers = (own.correlation.tolist(), own.start_ns.tolist(), own.end_ns.tolist())
-        return [*map(HostCall, np.flatnonzero(which).tolist(), names, of, *numbers)]
+        calls = self.only(chosen)
+        names = map(self.names.__getitem__, calls.name.tolist())
+        call_threads = map(threads.__getitem__, calls.thread.tolist())
+        numbers = (calls.correlation.tolist(), calls.start_ns.tolist(), calls.end_ns.tolist())
+        return [*map(HostCall, np.flatnonzero(chosen).tolist(), names, call_threads, *numbers)]
 
 
 class EventWait(NamedTuple):
@@ -124,7 +124,7 @@ class EventWait(NamedTuple):
     ----------
     key : tuple
         Which wait of the process it is, and for which stream: the same on all ranks of one program.
-    at : int
+    call : int
         Correlation of the call: tasks launched on the stream after it wait.
     device, stream, on_stream : int
     recorded : int
@@ -135,7 +135,7 @@ class EventWait(NamedTuple):
     """
 
     key: tuple[int, int]
-    at: int
+    call: int
     device: int
     stream: int
     on_stream: int
@@ -231,7 +231,7 @@ class RecordedTrace:
         return replace(
             self,
             tasks=[task._replace(start_ns=task.start_ns + ns) for task in self.tasks],
-            calls=[one._replace(start_ns=one.start_ns + ns, end_ns=one.end_ns + ns) for one in self.calls],
+            calls=[c._replace(start_ns=c.start_ns + ns, end_ns=c.end_ns + ns) for c in self.calls],
         )
 
 
@@ -297,9 +297,9 @@ def resolve_waits(noted: Iterable[Noted], records: Sequence[int]) -> Iterator[No
             waits[n] = wait._replace(on_stream=later[key].on_stream, recorded=later[key].recorded)
     before: dict[tuple[int, int | None], Noted] = {}
     for wait in waits:
-        same = before.get((wait.device, wait.event)) if records and wait.event is not None else None
-        if wait.recorded < 0 and same is not None and not _between(records, same.call, wait.call):
-            wait = wait._replace(on_stream=same.on_stream, recorded=same.recorded, asked=same.asked)
+        prior = before.get((wait.device, wait.event)) if records and wait.event is not None else None
+        if wait.recorded < 0 and prior is not None and not _between(records, prior.call, wait.call):
+            wait = wait._replace(on_stream=prior.on_stream, recorded=prior.recorded, asked=prior.asked)
         if wait.on_stream >= 0:
             before[wait.device, wait.event] = wait
             yield wait

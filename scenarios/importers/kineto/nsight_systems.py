@@ -78,9 +78,9 @@ _HOST, _ALL = -1, -1
 
 _VERSION: Final = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 """Suffix that Nsight Systems adds to the name of a call: ``cudaMemcpy_v3020``."""
-_ROW_BYTES: Final = 4
+_MIN_ROW_BYTES: Final = 4
 """Minimum size of a row, in bytes."""
-_LONGEST: Final = 2**24
+_MAX_ROW_BYTES: Final = 2**24
 """Maximum size of a row, in bytes."""
 
 
@@ -131,7 +131,7 @@ def read_report(path: StrPath) -> list[Report]:
                 if packed:
                     database.deserialize(content)
                     nbytes = len(content)
-                return _read(_Tables(path, database, nbytes // _ROW_BYTES))
+                return _read(_Tables(path, database, nbytes // _MIN_ROW_BYTES))
         except (sqlite3.Error, UnicodeDecodeError) as error:  # names in messages may not be text
             raise InputError(f"a damaged SQLite database ({error})") from None
 
@@ -142,7 +142,7 @@ class _Tables:
     def __init__(self, path: StrPath, database: sqlite3.Connection, most_rows: int) -> None:
         self.path, self._database, self._most_rows = path, database, most_rows
         database.text_factory = lambda text: sys.intern(text.decode("utf-8", "replace"))
-        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_ROW_BYTES)
         database.execute("PRAGMA trusted_schema = OFF")
         self.columns_of: dict[str, set[str]] = defaultdict(set)
         for table, column in database.execute(
@@ -151,9 +151,9 @@ class _Tables:
         ):
             self.columns_of[table].add(column)
         if _STRINGS not in self.columns_of:
-            found = ", ".join(sorted(self.columns_of)[:5]) or "no table"
-            what = "is no export of Nsight Systems (`nsys export --type sqlite`)"
-            raise InputError(f"{what}: no table {_STRINGS}, but {found:.80}")
+            tables = ", ".join(sorted(self.columns_of)[:5]) or "no table"
+            problem = "is no export of Nsight Systems (`nsys export --type sqlite`)"
+            raise InputError(f"{problem}: no table {_STRINGS}, but {tables:.80}")
         ids, texts = self.values(_STRINGS, ("id", "value"))
         self._strings = dict(zip(ids, texts, strict=True))
 
@@ -161,12 +161,12 @@ class _Tables:
         self, table: str, required: Sequence[str], optional: Sequence[str] = ()
     ) -> list[Sequence[Any]]:
         """Return columns; without rows if the table is missing, of None if an optional column is missing."""
-        known = self.columns_of.get(table)
-        if known is None:
+        columns = self.columns_of.get(table)
+        if columns is None:
             return [[]] * (len(required) + len(optional))
-        if missing := [column for column in required if column not in known]:
+        if missing := [column for column in required if column not in columns]:
             raise InputError(f"{table} has no column {missing[0]}")
-        read = ", ".join(f'"{each}"' if each in known else "NULL" for each in (*required, *optional))
+        read = ", ".join(f'"{name}"' if name in columns else "NULL" for name in (*required, *optional))
         cursor = self._database.execute(f'SELECT {read} FROM "{table}"')
         rows: list[tuple[Any, ...]] = []
         while more := cursor.fetchmany(2**14):
@@ -178,34 +178,34 @@ class _Tables:
     def numbers(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> _Columns:
         """Return columns of non-negative whole numbers, by name; in an optional one, -1 means none."""
         columns = zip((*required, *optional), self.values(table, required, optional), strict=True)
-        found = {}
+        result = {}
         for column, values in columns:
             if column in optional:
-                values = [UNSET if each is None else each for each in values]
-            found[column] = _wholes(table, column, values, UNSET if column in optional else 0)
+                values = [UNSET if value is None else value for value in values]
+            result[column] = _wholes(table, column, values, UNSET if column in optional else 0)
         if "end" in required:
-            start, end = found["start"], found["end"]
+            start, end = result["start"], result["end"]
             for n in np.flatnonzero((end < start) | (end > LATEST_NS))[:1].tolist():
                 raise InputError(f"{table}, row {n + 1}: from {start[n]} to {end[n]} ns is no span of time")
-        return found
+        return result
 
     def texts(self, table: str, column: str, ids: IntArray, rows: Sequence[int] | None = None) -> list[str]:
         """Return the names to which the numbers of a column refer, in all rows or in some."""
         rows = range(len(ids)) if rows is None else rows
-        found = [self._strings.get(ids[n]) for n in rows]
-        for n, name in zip(rows, found, strict=True):
+        names = [self._strings.get(ids[n]) for n in rows]
+        for n, name in zip(rows, names, strict=True):
             if not isinstance(name, str):
                 raise InputError(f"{table}, row {n + 1}: {column}: no string has the number {ids[n]}")
-        return found  # type: ignore[return-value]
+        return names  # type: ignore[return-value]
 
 
-def _wholes(table: str, column: str, values: Sequence[Any], least: int) -> IntArray:
-    """Return whole numbers; raise if one is below `least`."""
+def _wholes(table: str, column: str, values: Sequence[Any], minimum: int) -> IntArray:
+    """Return whole numbers; raise if one is below `minimum`."""
     with suppress(ValueError):
-        if ((found := wholes(values, column)) >= least).all():
-            return found
+        if ((numbers := wholes(values, column)) >= minimum).all():
+            return numbers
     for n, value in enumerate(values):
-        if not isinstance(value, int) or not least <= value < 2**63:
+        if not isinstance(value, int) or not minimum <= value < 2**63:
             raise InputError(f"{table}, row {n + 1}: {column}: {value!r:.40} is no whole number from 0 on")
     return np.array(values, np.int64)
 
@@ -232,15 +232,15 @@ def _read(tables: _Tables) -> list[Report]:
             )
         tasks.setdefault(processes.pop(), []).extend(unsaid)
     names = [_VERSION.sub("", name) for name in tables.texts(f"{_CUPTI}RUNTIME", "nameId", calls["nameId"])]
-    gpus, found, alone = _gpus(tables), list[Report](), len(tasks) == 1
-    for process in sorted(tasks, key=lambda each: (min(task.device for task in tasks[each]), each)):
+    gpus, reports, single = _gpus(tables), list[Report](), len(tasks) == 1
+    for process in sorted(tasks, key=lambda number: (min(task.device for task in tasks[number]), number)):
         events = EventColumns()
         events.tasks += tasks[process]
         _add_calls(events, names, calls, process)
-        _add_waits(events, tables, process, alone=alone)
+        _add_waits(events, tables, process, single=single)
         _add_ranges(events, tables, process)
-        found.append(Report(events, _rank(tables, process, alone=alone), gpus))
-    return found
+        reports.append(Report(events, _rank(tables, process, single=single), gpus))
+    return reports
 
 
 # -- tasks ----------------------------------------------------------------------------------------
@@ -249,41 +249,41 @@ def _read(tables: _Tables) -> list[Report]:
 def _tasks(tables: _Tables, kind: str) -> Iterator[tuple[int, GpuTask]]:
     """Yield the tasks of a table, each with its process."""
     table, (required, optional) = _CUPTI + kind, _TASKS[kind]
-    of = tables.numbers(table, (*_PLACE, *required), ("globalPid", *optional))
-    start, end = of["start"], of["end"]
+    data = tables.numbers(table, (*_PLACE, *required), ("globalPid", *optional))
+    start, end = data["start"], data["end"]
     nothing = np.zeros(len(start), np.int64)
     shapes: list[dict[str, Any]] = [{} for _ in nothing]
     if kind == "KERNEL":
-        names = tables.texts(table, "demangledName", of["demangledName"])
-        shapes = [*map(_shape, *(of[fact].tolist() for fact in _SHAPE))]
+        names = tables.texts(table, "demangledName", data["demangledName"])
+        shapes = [*map(_shape, *(data[fact].tolist() for fact in _SHAPE))]
     elif kind == "MEMCPY":
-        names = [*map(_copy, *(of[each].tolist() for each in ("copyKind", "srcKind", "dstKind")))]
+        names = [*map(_copy, *(data[key].tolist() for key in ("copyKind", "srcKind", "dstKind")))]
     elif kind == "MEMSET":
         names = ["Memset (Device)"] * len(start)
     else:
-        names = [f"CUDA graph {number}" for number in of["graphId"].tolist()]
+        names = [f"CUDA graph {number}" for number in data["graphId"].tolist()]
     left_out = {
         f"task(s) of {table} are left out: their times were not recorded": end == 0,
         "move(s) of unified memory are left out: kernels that waited for them have that in their time": (
-            of.get("copyKind", nothing) >= _MIGRATION
+            data.get("copyKind", nothing) >= _MIGRATION
         ),
     }
-    for what, which in left_out.items():
-        if which.any():
-            warnings.warn(f"{tables.path}: {which.sum()} {what}", stacklevel=2)
-    columns = (*(of[each] for each in _PLACE[2:]), start, end - start, of.get("bytes", nothing))
+    for text, mask in left_out.items():
+        if mask.any():
+            warnings.warn(f"{tables.path}: {mask.sum()} {text}", stacklevel=2)
+    columns = (*(data[key] for key in _PLACE[2:]), start, end - start, data.get("bytes", nothing))
     rows = zip(names, *(column.tolist() for column in columns), shapes, strict=True)
-    left = np.any([*left_out.values()], axis=0).tolist()
-    for row, out, process in zip(rows, left, _process(of["globalPid"]).tolist(), strict=True):
-        if not out:
+    skipped = np.any([*left_out.values()], axis=0).tolist()
+    for row, skip, process in zip(rows, skipped, _process(data["globalPid"]).tolist(), strict=True):
+        if not skip:
             yield process, GpuTask(*row)
 
 
 def _copy(kind: int, source: int, target: int) -> str:
     """Return the name of a copy: ``Memcpy HtoD (Pageable -> Device)``."""
     name = _COPIES[kind - 1] if 0 < kind <= len(_COPIES) else "of unknown kind"
-    known = {source, target} <= {*range(len(_MEMORY))}
-    return f"Memcpy {name}" + (f" ({_MEMORY[source]} -> {_MEMORY[target]})" if known else "")
+    named = {source, target} <= {*range(len(_MEMORY))}
+    return f"Memcpy {name}" + (f" ({_MEMORY[source]} -> {_MEMORY[target]})" if named else "")
 
 
 def _shape(*facts: int) -> dict[str, Any]:
@@ -298,28 +298,28 @@ def _shape(*facts: int) -> dict[str, Any]:
 # -- the host -------------------------------------------------------------------------------------
 
 
-def _add_calls(found: EventColumns, names: Sequence[str], calls: _Columns, process: int) -> None:
+def _add_calls(events: EventColumns, names: Sequence[str], calls: _Columns, process: int) -> None:
     """Add the calls of a process; of nested calls with one number, only the outer one."""
     order = np.lexsort((-calls["end"], calls["start"], calls["correlationId"], calls["globalTid"]))
     start, end, correlation, thread, _ = (column[order] for column in calls.values())
-    own = (_process(thread) == process) & (end > 0)  # 0: not recorded
-    same = (thread[1:] == thread[:-1]) & (correlation[1:] == correlation[:-1])
-    own[1:] &= ~(same & (start[1:] < end[:-1]))
-    named = [names[n] for n in order[own].tolist()]
-    found.add_calls(named, _threads(thread[own]), correlation[own], start[own], end[own])
+    chosen = (_process(thread) == process) & (end > 0)  # 0: not recorded
+    nested = (thread[1:] == thread[:-1]) & (correlation[1:] == correlation[:-1])
+    chosen[1:] &= ~(nested & (start[1:] < end[:-1]))
+    named = [names[n] for n in order[chosen].tolist()]
+    events.add_calls(named, _threads(thread[chosen]), correlation[chosen], start[chosen], end[chosen])
 
 
 def _threads(serial: IntArray) -> list[Thread]:
     return [*zip(_process(serial).tolist(), (serial & 0xFFFFFF).tolist(), strict=True)]
 
 
-def _add_waits(found: EventColumns, tables: _Tables, process: int, *, alone: bool) -> None:
+def _add_waits(events: EventColumns, tables: _Tables, process: int, *, single: bool) -> None:
     """Add the recorded waits of calls and streams of a process."""
 
     def rows(table: str, required: Sequence[str], optional: Sequence[str]) -> list[IntArray]:
-        *columns, whose = tables.numbers(_CUPTI + table, required, (*optional, "globalPid")).values()
-        own = _process(whose) == process if not alone else np.ones(len(whose), bool)
-        return [column[own] for column in columns]
+        *columns, processes = tables.numbers(_CUPTI + table, required, (*optional, "globalPid")).values()
+        chosen = _process(processes) == process if not single else np.ones(len(processes), bool)
+        return [column[chosen] for column in columns]
 
     records = rows("CUDA_EVENT", ("correlationId", "contextId", "streamId", "eventId"), ("eventSyncId",))
     recorded: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -334,44 +334,44 @@ def _add_waits(found: EventColumns, tables: _Tables, process: int, *, alone: boo
     )
     for kind, device, context, stream, call, event, sync in _rows(*columns):
         if kind in (_OF_STREAM, _OF_CONTEXT):
-            found.host_waits[call] = HostWait(device, stream if kind == _OF_STREAM else _ALL, call)
+            events.host_waits[call] = HostWait(device, stream if kind == _OF_STREAM else _ALL, call)
         elif kind in (_OF_EVENT, _STREAM_WAIT):
-            known = recorded[context, event]
-            before = known[: bisect.bisect_left(known, (call,))][-1:]  # a new recording makes another event
+            calls = recorded[context, event]
+            before = calls[: bisect.bisect_left(calls, (call,))][-1:]  # a new recording makes another event
             for record, on_stream in [by_sync[sync]] if sync > 0 and sync in by_sync else before:
                 waits = stream if kind == _STREAM_WAIT else _HOST
-                found.noted.append(Noted(call, device, waits, on_stream, record, event, call))
+                events.noted.append(Noted(call, device, waits, on_stream, record, event, call))
 
 
-def _add_ranges(found: EventColumns, tables: _Tables, process: int) -> None:
+def _add_ranges(events: EventColumns, tables: _Tables, process: int) -> None:
     """Add ranges that the program and its libraries named, and calls of MPI."""
     for table in ("NVTX_EVENTS", *_MPI):
         columns = tables.numbers(table, ("start",), ("end", "globalTid", "textId", "eventType"))
         start, end, thread, number, kind = columns.values()
         (texts,) = tables.values(table, (), ("text",))
-        own = (end >= start) & (_process(thread) == process) & np.isin(kind, (UNSET, *_PUSH_POP))
-        at = [n for n in np.flatnonzero(own).tolist() if texts[n] is not None or number[n] != UNSET]
-        named = [n for n in at if texts[n] is None]
-        names = {n: str(texts[n]) for n in at}
+        chosen = (end >= start) & (_process(thread) == process) & np.isin(kind, (UNSET, *_PUSH_POP))
+        rows = [n for n in np.flatnonzero(chosen).tolist() if texts[n] is not None or number[n] != UNSET]
+        named = [n for n in rows if texts[n] is None]
+        names = {n: str(texts[n]) for n in rows}
         names |= dict(zip(named, tables.texts(table, "textId", number, named), strict=True))
-        threads = found.threads.of(_threads(thread[at]))
-        found.modules.add(threads, start[at], end[at], [names[n] for n in at], np.full(len(at), UNNUMBERED))
+        threads = events.threads.of(_threads(thread[rows]))
+        events.modules.add(threads, start[rows], end[rows], names.values(), np.full(len(rows), UNNUMBERED))
 
 
-def _rank(tables: _Tables, process: int, *, alone: bool) -> int | None:
+def _rank(tables: _Tables, process: int, *, single: bool) -> int | None:
     """Return the MPI rank of a process; older recordings give it in a name, if there is only one."""
     threads, ranks = tables.numbers("MPI_RANKS", ("globalTid", "rank")).values()
-    known = ranks[_process(threads) == process].tolist()
-    (texts,) = tables.values("NVTX_EVENTS", (), ("text",)) if alone else ([],)
+    own_ranks = ranks[_process(threads) == process].tolist()
+    (texts,) = tables.values("NVTX_EVENTS", (), ("text",)) if single else ([],)
     named = (_MPI_RANK.fullmatch(text) for text in texts if isinstance(text, str))
-    return next(chain(known, (int(found[1]) for found in named if found)), None)
+    return next(chain(own_ranks, (int(match[1]) for match in named if match)), None)
 
 
 def _gpus(tables: _Tables) -> dict[int, str]:
     """Return the name of each GPU."""
     columns = tables.values("TARGET_INFO_GPU", ("name",), ("id", "cuDevice"))
-    found = {(own if device is None else device): name for name, own, device in zip(*columns, strict=True)}
-    return {n: name for n, name in found.items() if isinstance(n, int) and isinstance(name, str)}
+    names = {(gpu if device is None else device): name for name, gpu, device in zip(*columns, strict=True)}
+    return {n: name for n, name in names.items() if isinstance(n, int) and isinstance(name, str)}
 
 
 def _rows(*columns: IntArray) -> Iterator[list[int]]:

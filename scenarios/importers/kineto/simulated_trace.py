@@ -180,19 +180,19 @@ def meet(slices: Sequence[Slice]) -> list[str]:
     list of str
         Communicators whose collectives did not end together on all ranks; these belong to none any more.
     """
-    communicating = (each for each in slices if "communicator" in each.attributes)
-    members = group_pairs((each.attributes["communicator"], each) for each in communicating)
+    communicating = (event for event in slices if "communicator" in event.attributes)
+    members = group_pairs((event.attributes["communicator"], event) for event in communicating)
     lost = []
-    for name, found in members.items():
-        if (durations := _transfers(found)) is None:
+    for name, group in members.items():
+        if (durations := _transfers(group)) is None:
             lost.append(name)
-            for each in found:
+            for event in group:
                 for key in ("communicator", "peer", "group", "pair"):
-                    each.attributes.pop(key, None)
+                    event.attributes.pop(key, None)
             continue
-        for each, duration_ns in zip(found, durations, strict=True):
-            each.duration_ns = duration_ns
-        _line_up(found)
+        for event, duration_ns in zip(group, durations, strict=True):
+            event.duration_ns = duration_ns
+        _line_up(group)
     return lost
 
 
@@ -204,74 +204,74 @@ def _transfers(members: Sequence[Slice]) -> list[int] | None:
     counted: Counter[tuple[Any, str, str]] = Counter()
     seats: dict[Any, set[tuple[str, str]]] = defaultdict(set)
     meetings: dict[tuple[Any, int], list[int]] = defaultdict(list)
-    for k, each in enumerate(members):
+    for k, event in enumerate(members):
         party: Any = ()
-        if (peer := each.attributes.get("peer")) is not None:
-            sent = each.kind == "send"
-            pair = (each.device, peer) if sent else (peer, each.device)
-            party = (*pair, each.attributes.get("pair"))
-        seat = each.device, each.kind if party else ""
+        if (peer := event.attributes.get("peer")) is not None:
+            sent = event.kind == "send"
+            pair = (event.device, peer) if sent else (peer, event.device)
+            party = (*pair, event.attributes.get("pair"))
+        seat = event.device, event.kind if party else ""
         meetings[party, counted[party, *seat]].append(k)
         counted[party, *seat] += 1
         seats[party].add(seat)
-    found = [0] * len(members)
-    for (party, _), met in meetings.items():
-        ends = {members[k].end_ns for k in met}
-        kinds = {members[k].kind for k in met}
-        since = max(members[k].start_ns for k in met)
+    transfers = [0] * len(members)
+    for (party, _), indices in meetings.items():
+        ends = {members[k].end_ns for k in indices}
+        kinds = {members[k].kind for k in indices}
+        since = max(members[k].start_ns for k in indices)
         alike = len(kinds) == (2 if party else 1) and kinds <= COLLECTIVE_KINDS
-        if not alike or len(ends) > 1 or len(met) != len(seats[party]) or since > min(ends):
+        if not alike or len(ends) > 1 or len(indices) != len(seats[party]) or since > min(ends):
             return None
-        for k in met:
-            found[k] = members[k].end_ns - since
-    return found
+        for k in indices:
+            transfers[k] = members[k].end_ns - since
+    return transfers
 
 
 def _line_up(members: Sequence[Slice]) -> None:
     """Let every collective follow the previous one of its line; those of a group call follow the same one."""
     lines: dict[str, list[list[Slice]]] = defaultdict(list)
-    for each in members:
-        calls, group = lines[each.device], each.attributes.get("group")
+    for event in members:
+        calls, group = lines[event.device], event.attributes.get("group")
         if calls and group is not None and calls[-1][0].attributes.get("group") == group:
-            calls[-1].append(each)
+            calls[-1].append(event)
         else:
-            calls.append([each])
-        each.attributes["recorded_ns"] = each.end_ns - each.start_ns
+            calls.append([event])
+        event.attributes["recorded_ns"] = event.end_ns - event.start_ns
         if len(calls) > 1:
-            each.before += calls[-2]
+            event.before += calls[-2]
 
 
 # ----------------------------------------------------------------------------------------------------------
 # The order of slices, and the remaining time before each that has to be explained.
 
 
-def put_in_order(slices: Sequence[Slice], at_issue: bool, *, whole: bool) -> None:
+def put_in_order(slices: Sequence[Slice], at_issue: bool, *, complete: bool) -> None:
     """Set what every slice follows, and raise if one began before that had ended.
 
-    With `at_issue` a host does not wait for what is launched. If `whole` is off, missing slices are ignored.
+    With `at_issue` a host does not wait for what is launched. Unless `complete`, missing slices are ignored.
     """
-    of_number = group_pairs((each.number, each) for each in slices if not each.launches)
-    launch = {each.number: each for each in slices if each.launches}
+    of_number = group_pairs((event.number, event) for event in slices if not event.launches)
+    launch = {event.number: event for event in slices if event.launches}
     last: dict[tuple[int, int], Slice] = {}
-    for each in slices:
-        if not each.is_op:
+    for event in slices:
+        if not event.is_op:
             continue
-        fed_by = of_number[each.number][0].fed_by if each.number in of_number else []
-        if whole and any(k not in of_number for k in fed_by):
-            raise InputError(f"{each.name} waited for what is not in the trace")
+        fed_by = of_number[event.number][0].fed_by if event.number in of_number else []
+        if complete and any(k not in of_number for k in fed_by):
+            raise InputError(f"{event.name} waited for what is not in the trace")
         sources = [source for k in fed_by if k in of_number for source in of_number[k]]
-        if each.launches and at_issue:  # a host cannot read what is not computed yet
+        if event.launches and at_issue:  # a host cannot read what is not computed yet
             sources = [source for source in sources if not source.on_stream]
-        called = launch.get(each.number)
-        if called is not None and called.is_op and not each.launches:
+        called = launch.get(event.number)
+        if called is not None and called.is_op and not event.launches:
             sources.append(called)
-        if each.lane in last:
-            sources.append(last[each.lane])
-        last[each.lane] = each
+        if event.lane in last:
+            sources.append(last[event.lane])
+        last[event.lane] = event
         for source in sources:
-            if source.end_ns > each.start_ns:
-                raise InputError(f"{each.name} begins before {source.name} ends, for which it waited")
-        each.before = sources
+            if source.end_ns > event.start_ns:
+                raise InputError(f"{event.name} begins before {source.name} ends, for which it waited")
+        event.before = sources
 
 
 class DeviceDelays(NamedTuple):
@@ -290,30 +290,30 @@ def delays_of(
     None: with these facts some slices would start too late, with or without a delay. The rules for starts
     are in `sim.engine` (``Stream``) and `sim.readiness.counters` (events travel between streams).
     """
-    found: dict[int, tuple[int, int]] = {}
+    delays: dict[int, tuple[int, int]] = {}
     issued: dict[int, int] = {}
     nothing = DeviceDelays()
-    for each in slices:
-        if not each.is_op:
+    for event in slices:
+        if not event.is_op:
             continue
-        own = facts.get(each.device, nothing)
-        gap = own.gap if each.on_stream else 0
-        told = [issued.get(id(source), source.end_ns) for source in each.before]
-        ready = [0, *(source.end_ns for source in each.before)]
-        if each.on_stream:
-            issued[id(each)] = max([0, *told])
-            streams = [source for source in each.before if source.on_stream]
+        overheads = facts.get(event.device, nothing)
+        gap = overheads.gap if event.on_stream else 0
+        issue_ends = [issued.get(id(source), source.end_ns) for source in event.before]
+        ready = [0, *(source.end_ns for source in event.before)]
+        if event.on_stream:
+            issued[id(event)] = max([0, *issue_ends])
+            streams = [source for source in event.before if source.on_stream]
             ready = []
             for source in streams:
                 behind = gap if source.leaves_gap else 0
-                ready.append(source.end_ns + (behind if source.lane == each.lane else own.event_hop))
-            ready.append(issued[id(each)] + own.launch_latency)
-        late = each.start_ns - max(ready)
+                ready.append(source.end_ns + (behind if source.lane == event.lane else overheads.event_hop))
+            ready.append(issued[id(event)] + overheads.launch_latency)
+        late = event.start_ns - max(ready)
         if late < 0 or 0 < late < gap:
             return None
         if late:
-            found[id(each)] = max(ready), late - gap
-    return found
+            delays[id(event)] = max(ready), late - gap
+    return delays
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -364,26 +364,26 @@ def load(paths: Sequence[StrPath], name: str, *, host: bool = True) -> Graph:
                 "times, and without the units of its cores"
             )
     if not host:
-        slices = [each for each in slices if each.on_stream]
-    slices.sort(key=lambda each: (each.start_ns, each.end_ns))
+        slices = [event for event in slices if event.on_stream]
+    slices.sort(key=lambda event: (event.start_ns, event.end_ns))
     with in_file(paths[0]):
-        put_in_order(slices, run["synchronisation"] == "issue", whole=host and not missing)
+        put_in_order(slices, run["synchronisation"] == "issue", complete=host and not missing)
         for lost in meet(slices):
             _warn(
                 f"{paths[0]}: collectives of communicator {lost!r} did not end together on all ranks; they "
                 "keep their recorded times, and do not wait for each other"
             )
-        said = others["deviceProperties"] if host else []
-        facts = {each["name"]: DeviceDelays(*(each[key] for key in DeviceDelays._fields)) for each in said}
+        properties = others["deviceProperties"] if host else []
+        facts = {d["name"]: DeviceDelays(*(d[key] for key in DeviceDelays._fields)) for d in properties}
         delays = delays_of(slices, facts) if host else {}
         if delays is None:
             facts, delays = {}, delays_of(slices, {})
         builder = GraphBuilder(name)
         _add_ops(builder, slices, delays or {})
     described = {
-        device: {key: f"{ns}ns" for key, ns in own._asdict().items()}
-        for device, own in facts.items()
-        if any(own)
+        device: {key: f"{ns}ns" for key, ns in overheads._asdict().items()}
+        for device, overheads in facts.items()
+        if any(overheads)
     }
     return replace(builder.build(), device_facts=described)
 
@@ -392,43 +392,43 @@ def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=4)
 
 
-def _run(data: Any, known: dict[str, Any], first: StrPath) -> dict[str, Any]:
+def _run(data: Any, earlier: dict[str, Any], first: StrPath) -> dict[str, Any]:
     """Return a file's description of its run, which must equal that of the files before it, if any."""
-    said: dict[str, Any] = data["simulated"]
-    if said.get("runs", 1) != 1:
-        raise InputError(f"holds {said['runs']} runs; write a trace of each")
-    for key, of in {"synchronisation": said, "deviceProperties": data, "distributedInfo": data}.items():
-        if key not in of:
+    run: dict[str, Any] = data["simulated"]
+    if run.get("runs", 1) != 1:
+        raise InputError(f"holds {run['runs']} runs; write a trace of each")
+    for key, holder in {"synchronisation": run, "deviceProperties": data, "distributedInfo": data}.items():
+        if key not in holder:
             raise InputError(f"was written by a simulation, and has no {key} any more")
-    if known and said != known:
+    if earlier and run != earlier:
         raise InputError(f"is of another run than {first}")
-    return said
+    return run
 
 
 def _add_ops(builder: GraphBuilder, slices: Sequence[Slice], delays: Mapping[int, tuple[int, int]]) -> None:
     """Add the ops, each behind its delay."""
-    taken: set[str] = set()
+    names: set[str] = set()
     counted: Counter[str] = Counter()
 
     def unused_name(name: str) -> str:
         free = name
-        while free in taken:
+        while free in names:
             counted[name] += 1
             free = f"{name}#{counted[name]}"
-        taken.add(free)
+        names.add(free)
         return free
 
-    ops = [each for each in slices if each.is_op]
-    for each in ops:  # before any is referred to: of one instant, what waits may come first
-        each.name = unused_name(each.name)
-    for each in ops:
-        after = list(dict.fromkeys(source.name for source in each.before))
-        own: dict[str, Any] = {"device": each.device, "attributes": each.attributes, **each.more}
-        each.attributes["recorded_start_ns"] = each.start_ns
-        if id(each) in delays:
-            since, ns = delays[id(each)]
-            delay = unused_name(f"delay.{each.name}")
-            where = {key: each.attributes[key] for key in ("stream", "thread") if key in each.attributes}
-            idle: dict[str, Any] = {"device": each.device, "attributes": where | {"recorded_start_ns": since}}
+    ops = [event for event in slices if event.is_op]
+    for event in ops:  # first, as an op may precede, at one instant, what it waits for
+        event.name = unused_name(event.name)
+    for event in ops:
+        after = list(dict.fromkeys(source.name for source in event.before))
+        facts: dict[str, Any] = {"device": event.device, "attributes": event.attributes, **event.more}
+        event.attributes["recorded_start_ns"] = event.start_ns
+        if id(event) in delays:
+            since, ns = delays[id(event)]
+            delay = unused_name(f"delay.{event.name}")
+            lane = {key: event.attributes[key] for key in ("stream", "thread") if key in event.attributes}
+            idle: dict[str, Any] = {"device": event.device, "attributes": lane | {"recorded_start_ns": since}}
             after = [builder.op(delay, kind="delay", duration_ns=ns, after=after, **idle)]
-        builder.op(each.name, kind=each.kind, duration_ns=each.duration_ns, after=after, **own)
+        builder.op(event.name, kind=event.kind, duration_ns=event.duration_ns, after=after, **facts)

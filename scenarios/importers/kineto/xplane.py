@@ -74,14 +74,14 @@ def read_xplane(path: StrPath) -> list[Report]:
     """
     with in_file(path):
         planes = [*map(_Plane, members(read_bytes(path))[1])]
-        devices = [(found, plane) for plane in planes if (found := _DEVICE.match(plane.name))]
-        kinds = {found[1].lower() for found, plane in devices if plane.lines}
+        devices = [(match, plane) for plane in planes if (match := _DEVICE.match(plane.name))]
+        kinds = {match[1].lower() for match, plane in devices if plane.lines}
         kind = "tpu" if kinds == {"tpu"} else "gpu" if kinds else "cpu"
         events, gpus = EventColumns(), {}
-        for found, plane in devices:
-            gpus[int(found[2])] = str(plane.stats.get("device_type_string", ""))
+        for match, plane in devices:
+            gpus[int(match[2])] = str(plane.stats.get("device_type_string", ""))
             for line in plane.lines:
-                _add_tasks(events, plane, line, int(found[2]), kind)
+                _add_tasks(events, plane, line, int(match[2]), kind)
         hosts = [(plane, line) for plane in planes if plane.name.startswith("/host:") for line in plane.lines]
         for thread, (plane, line) in enumerate(hosts):
             if kind == "cpu":
@@ -104,64 +104,64 @@ def _text(values: list[Any]) -> str:
 
 def _entry(message: bytes) -> tuple[int, Mapping[int, list[Any]]]:
     """Return key and value of an entry of a map."""
-    of = members(message)
-    return last_number(of[1]), members(of[2][-1] if of[2] else b"")
+    values = members(message)
+    return last_number(values[1]), members(values[2][-1] if values[2] else b"")
 
 
 class _Plane:
     """A plane: its name, its stats, and its lines, whose events are read on demand."""
 
     def __init__(self, message: bytes) -> None:
-        of = members(message)
-        self.name, self.lines = _text(of[2]), of[3]
-        self._names = {key: (_text(own[2]), own[5]) for key, own in map(_entry, of[4])}
-        self._stats = {key: _text(own[2]) for key, own in map(_entry, of[5])}
-        self.stats = self._read_stats(of[6])
+        values = members(message)
+        self.name, self.lines = _text(values[2]), values[3]
+        self._names = {key: (_text(entry[2]), entry[5]) for key, entry in map(_entry, values[4])}
+        self._stats = {key: _text(entry[2]) for key, entry in map(_entry, values[5])}
+        self.stats = self._read_stats(values[6])
 
     def events(self, line: bytes) -> list[_Event]:
         """Return the events of a line that have a duration, in order of time, outer ones first."""
-        of = members(line)
-        start_ps = 1000 * as_signed(last_number(of[3]))
-        found = [event for row in of[4] if (event := self._event(members(row), start_ps)) is not None]
-        return sorted(found, key=lambda event: (event.start_ns, -event.end_ns))
+        values = members(line)
+        start_ps = 1000 * as_signed(last_number(values[3]))
+        events = [event for row in values[4] if (event := self._event(members(row), start_ps)) is not None]
+        return sorted(events, key=lambda event: (event.start_ns, -event.end_ns))
 
-    def _event(self, of: Mapping[int, list[Any]], start_ps: int) -> _Event | None:
-        name, always = self._names.get(last_number(of[1]), ("", []))
-        start, lasts = start_ps + as_signed(last_number(of[2])), as_signed(last_number(of[3]))
+    def _event(self, values: Mapping[int, list[Any]], start_ps: int) -> _Event | None:
+        name, always = self._names.get(last_number(values[1]), ("", []))
+        start, lasts = start_ps + as_signed(last_number(values[2])), as_signed(last_number(values[3]))
         end = start + lasts
         if not 0 <= start <= end <= 1000 * LATEST_NS:
             raise InputError(f"{name or 'an event':.60}: from {start} to {end} ps is no span of time")
         if not lasts:
             return None
-        return _Event(name, start // 1000, end // 1000, self._read_stats([*always, *of[4]]))
+        return _Event(name, start // 1000, end // 1000, self._read_stats([*always, *values[4]]))
 
     def _read_stats(self, stats: list[bytes]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for stat in stats:  # most of a file: read without collecting its fields
             key = 0
             value: int | str | None = None
-            for number, _, of in fields(stat):
+            for number, _, field in fields(stat):
                 if number == 1:
-                    key = last_number([of])
+                    key = last_number([field])
                 elif number in (3, 4):
-                    value = as_signed(of)
+                    value = as_signed(field)
                 elif number == 5:
-                    value = _text([of])
+                    value = _text([field])
                 elif number == 7:
-                    value = self._stats.get(last_number([of]), "")
+                    value = self._stats.get(last_number([field]), "")
             if value is not None and key in self._stats:
-                found[self._stats[key]] = value
-        return found
+                result[self._stats[key]] = value
+        return result
 
 
 # -- meaning of the messages ----------------------------------------------------------------------
 
 
-def _add_tasks(found: EventColumns, plane: _Plane, line: bytes, device: int, kind: str) -> None:
+def _add_tasks(columns: EventColumns, plane: _Plane, line: bytes, device: int, kind: str) -> None:
     """Add the tasks of a line of a device: the tasks of a stream, or a TPU's ops."""
     name = _text(members(line)[2])
     if kind == "tpu" and name == _OPS:
-        _add_ops(found, plane.events(line), device, 0)
+        _add_ops(columns, plane.events(line), device, 0)
     elif kind == "gpu" and (stream := _STREAM.match(name)):
         for event in plane.events(line):
             called, nbytes, facts = event.name, 0, {}
@@ -169,53 +169,53 @@ def _add_tasks(found: EventColumns, plane: _Plane, line: bytes, device: int, kin
                 facts = _shape(str(noted))
             elif noted := event.stats.get("memcpy_details", event.stats.get("memset_details")):
                 called, nbytes = _copy_of(called, str(noted))
-            _add(found, event, called, (device, int(stream[1])), nbytes, facts)
+            _add(columns, event, called, (device, int(stream[1])), nbytes, facts)
 
 
-def _add_ops(found: EventColumns, ops: list[_Event], device: int, stream: int) -> None:
+def _add_ops(columns: EventColumns, ops: list[_Event], device: int, stream: int) -> None:
     """Add the innermost HLO ops."""
     for n, op in enumerate(ops):
         then = ops[n + 1] if n + 1 < len(ops) else op
         if then is op or then.end_ns > op.end_ns or then.start_ns >= op.end_ns:
-            _add(found, op, op.name, (device, stream), 0, {})
+            _add(columns, op, op.name, (device, stream), 0, {})
 
 
 def _add(
-    found: EventColumns, event: _Event, name: str, lane: tuple[int, int], nbytes: int, facts: dict[str, Any]
+    columns: EventColumns, event: _Event, name: str, lane: tuple[int, int], nbytes: int, facts: dict[str, Any]
 ) -> None:
-    said = event.stats
-    own = {"operator": said.get("hlo_op"), "module": said.get("tf_op", said.get("annotation"))}
-    facts |= {key: value for key, value in own.items() if isinstance(value, str) and value}
-    launch = said.get("correlation_id")  # of one that no call launches a number of its own, in order of time
-    number = launch if isinstance(launch, int) else _UNLAUNCHED + len(found.tasks)
-    found.tasks.append(
+    stats = event.stats
+    names = {"operator": stats.get("hlo_op"), "module": stats.get("tf_op", stats.get("annotation"))}
+    facts |= {key: value for key, value in names.items() if isinstance(value, str) and value}
+    launch = stats.get("correlation_id")  # tasks without a launch get their own numbers, in order
+    number = launch if isinstance(launch, int) else _UNLAUNCHED + len(columns.tasks)
+    columns.tasks.append(
         GpuTask(name, *lane, number, event.start_ns, event.end_ns - event.start_ns, nbytes, facts)
     )
 
 
 def _shape(noted: str) -> dict[str, Any]:
     """Return grid, block, registers and shared memory of a kernel, if they are plausible."""
-    of = {key: [*map(int, value.split(","))] for key, value in _NUMBERS.findall(noted)}
-    grid, block = of.get("grid", []), of.get("block", [])
+    notes = {key: [*map(int, value.split(","))] for key, value in _NUMBERS.findall(noted)}
+    grid, block = notes.get("grid", []), notes.get("block", [])
     if [len(grid), len(block)] != [3, 3] or not 0 < np.prod(block) <= 1024 or not min(grid) > 0:
         return {}  # TensorFlow 2.2 wrote uninitialised memory
-    shared = sum(of.get(key, [0])[0] for key in ("static_shared", "dynamic_shared", "shm"))
-    return {"grid": grid, "block": block, "registers": of.get("regs", [0])[0], "shared_memory": shared}
+    shared = sum(notes.get(key, [0])[0] for key in ("static_shared", "dynamic_shared", "shm"))
+    return {"grid": grid, "block": block, "registers": notes.get("regs", [0])[0], "shared_memory": shared}
 
 
 def _copy_of(name: str, noted: str) -> tuple[str, int]:
     """Return the usual name of a copy or fill, and its bytes."""
-    said = dict(re.findall(r"(\w+):(\S+)", noted))
-    size = str(said.get("size", said.get("num_bytes", "0")))
+    notes = dict(re.findall(r"(\w+):(\S+)", noted))
+    size = str(notes.get("size", notes.get("num_bytes", "0")))
     nbytes = int(size) if size.isdecimal() and len(size) < 19 else 0
     way = _COPY.match(name)
     if way is None:
         return ("Memset (Device)" if name.lower().startswith("memset") else name), nbytes
-    ends = [_MEMORY.get(said.get(key, ""), "") for key in ("kind_src", "kind_dst")]
+    ends = [_MEMORY.get(notes.get(key, ""), "") for key in ("kind_src", "kind_dst")]
     return f"Memcpy {way[1]}to{way[2]}" + (f" ({ends[0]} -> {ends[1]})" if all(ends) else ""), nbytes
 
 
-def _add_calls(found: EventColumns, plane: _Plane, line: bytes, thread: int) -> None:
+def _add_calls(columns: EventColumns, plane: _Plane, line: bytes, thread: int) -> None:
     """Add the calls of a thread, and the named ranges around them."""
     events, calls, ranges = plane.events(line), list[_Event](), list[_Event]()
     for event in events:
@@ -225,12 +225,12 @@ def _add_calls(found: EventColumns, plane: _Plane, line: bytes, thread: int) -> 
     names = []
     for call in calls:
         copied = str(call.stats.get("memcpy_details", ""))
-        own = f"cuMemcpy{'' if 'async:0' in copied else 'Async'}" if copied else call.name
-        names.append("cuLaunchKernel" if "kernel_details" in call.stats else own)
-    at = (0, thread)
+        name = f"cuMemcpy{'' if 'async:0' in copied else 'Async'}" if copied else call.name
+        names.append("cuLaunchKernel" if "kernel_details" in call.stats else name)
+    lane = (0, thread)
     rows = [(call.stats["correlation_id"], call.start_ns, call.end_ns) for call in calls]
-    found.add_calls(names, [at] * len(calls), *np.array(rows, np.int64).T)
-    named = [each for each in ranges if not each.name.startswith("$")]  # excludes functions of Python
-    start, end = np.array([(each.start_ns, each.end_ns) for each in named], np.int64).reshape(-1, 2).T
-    threads, numbers = found.threads.of([at] * len(named)), np.full(len(named), UNNUMBERED)
-    found.operators.add(threads, start, end, [each.name for each in named], numbers)
+    columns.add_calls(names, [lane] * len(calls), *np.array(rows, np.int64).T)
+    named = [span for span in ranges if not span.name.startswith("$")]  # excludes functions of Python
+    start, end = np.array([(span.start_ns, span.end_ns) for span in named], np.int64).reshape(-1, 2).T
+    threads, numbers = columns.threads.of([lane] * len(named)), np.full(len(named), UNNUMBERED)
+    columns.operators.add(threads, start, end, [span.name for span in named], numbers)
