@@ -91,9 +91,9 @@ class DataLoadingFields(Builder):
         builder = GraphBuilder("data loading")
 
         def op(
-            name: str, device: str, ns: int, stream: int | None = None, together: str = "", **edges: Any
+            name: str, device: str, ns: int, stream: int | None = None, communicator: str = "", **edges: Any
         ) -> str:
-            attributes: dict[str, Any] = {"communicator": together} if together else {}
+            attributes: dict[str, Any] = {"communicator": communicator} if communicator else {}
             kind = name.partition("/")[0]
             attributes |= {} if stream is None else {"stream": stream}
             return builder.op(name, kind=kind, duration_ns=ns, device=device, attributes=attributes, **edges)

@@ -79,16 +79,16 @@ def loading_report(trace: Trace, shares: Shares, steps: int, replicas: int) -> d
     needs["read"] = reading
     step_ns: dict[str, float] = {}
     largest: dict[str, str] = {}
-    for who, (kinds, at_once) in shares.items():
+    for resource, (kinds, at_once) in shares.items():
         parts = {kind: needs[kind] for kind in kinds if kind in needs}
         if parts:
             total = sum(parts.values()) / at_once / n
             busiest = int(np.argmax(total))
-            step_ns[who] = float(total[busiest])
-            largest[who] = max(parts, key=lambda kind: parts[kind][busiest])
+            step_ns[resource] = float(total[busiest])
+            largest[resource] = max(parts, key=lambda kind: parts[kind][busiest])
     if storage:
         step_ns["storage"], largest["storage"] = storage / n, "read"
-    limit = max(step_ns, key=lambda who: step_ns[who])
+    limit = max(step_ns, key=lambda resource: step_ns[resource])
     name = "workers" if limit == "workers" else _LIMIT_NAMES[largest[limit]]
     return {
         "data_loading": {
@@ -98,7 +98,7 @@ def loading_report(trace: Trace, shares: Shares, steps: int, replicas: int) -> d
             "limit": name,
             "limit_step_ns": round(step_ns[limit]),
             "most_waiting": _most_waiting(trace),
-            "needs_ns": {who: round(ns) for who, ns in step_ns.items() if ns},
+            "needs_ns": {resource: round(ns) for resource, ns in step_ns.items() if ns},
         }
     }
 
@@ -114,10 +114,10 @@ def limit_line(report: Mapping[str, Any]) -> str:
     Batches made and not wanted yet: at most 2.
     """
     needs = sorted(report["needs_ns"].items(), key=lambda need: -need[1])
-    terms = ", ".join(f"{who} {format_duration(ns)}" for who, ns in needs)
-    every = format_duration(report["steady_step_ns"])
+    terms = ", ".join(f"{resource} {format_duration(ns)}" for resource, ns in needs)
+    step_time = format_duration(report["steady_step_ns"])
     return (
-        f"A step every {every} in the steady state, limited by the {report['limit']}: {terms}.\n"
+        f"A step every {step_time} in the steady state, limited by the {report['limit']}: {terms}.\n"
         f"Batches made and not wanted yet: at most {report['most_waiting']}."
     )
 
@@ -125,13 +125,13 @@ def limit_line(report: Mapping[str, Any]) -> str:
 def _busy_ns(trace: Trace, replicas: int) -> dict[str, Any]:
     """Return, for each op kind, the total duration of its ops on each replica."""
     job, op = trace.job, trace.tasks["op"]
-    lasts = job.task_ns(op, trace.tasks["iteration"])
+    task_ns = job.task_ns(op, trace.tasks["iteration"])
     replica = _replica_of_device(trace)[trace.device]
     needs = {}
     for kind in ("load", "pin_memory", "copy", "train", "all_reduce"):
         rows = _counted_rows(trace, kind)
         if len(rows):
-            needs[kind] = np.bincount(replica[rows], weights=lasts[rows], minlength=replicas)
+            needs[kind] = np.bincount(replica[rows], weights=task_ns[rows], minlength=replicas)
     return needs
 
 
@@ -172,9 +172,9 @@ def _most_waiting(trace: Trace) -> int:
     """Return the most batches of a replica that were ready but not yet given to the script."""
     graph = trace.job.graph
     last_kind = next(kind for kind in ("push", "pin_memory", "load") if graph.is_kind(kind).any())
-    comes, goes = _counted_rows(trace, last_kind), _counted_rows(trace, "next", "next_that_came")
-    rows = np.concatenate([comes, goes])
-    change = np.repeat([1, -1], [len(comes), len(goes)])
+    arrivals, departures = _counted_rows(trace, last_kind), _counted_rows(trace, "next", "next_that_came")
+    rows = np.concatenate([arrivals, departures])
+    change = np.repeat([1, -1], [len(arrivals), len(departures)])
     end_ns = trace.tasks["end_ns"][rows]
     replica = _replica_of_device(trace)[trace.device[rows]]
     order = np.lexsort((change, end_ns, replica))  # a batch given out at once does not wait
@@ -437,10 +437,10 @@ class Replica:
         def on_gpu(name: str, ns: int, after: Sequence[Ref], stream: int, **attributes: Any) -> str:
             return self.op("gpu", name, b, ns, after=after, attributes={"stream": stream, **attributes})
 
-        after, aside = list(ready), pipeline.copies_aside()
+        after, overlap = list(ready), pipeline.copies_aside()
         before = self._step(b - 1)
         if pipeline.transfer:
-            after = [on_gpu("copy", pipeline.transfer, after if aside else [*after, before], int(aside))]
+            after = [on_gpu("copy", pipeline.transfer, after if overlap else [*after, before], int(overlap))]
         done = on_gpu("train", pipeline.train, [*after, before], 0)
         if pipeline.all_reduce is not None:
             on_gpu("all_reduce", pipeline.all_reduce, [done], 0, communicator="replicas")

@@ -147,7 +147,7 @@ class PipelineWriter:
         self.tensor[self.key[keyed]], self.op[self.key[keyed]] = first[keyed], last[slot[keyed]]
 
         end.ops, end.tensors, stride = len(slot_of), len(outputs.indices), end.pieces + 1
-        ahead = self._write_gathers(order * stride, last, split)
+        waits_ahead = self._write_gathers(order * stride, last, split)
         sent = self._write_followers((order + 1) * stride - 1, last, complete.tolist(), first, sizes)
         output = self.read[1]
         read = np.where(output == 0, sent[self.source], self.tensor[self.source] + output)
@@ -158,7 +158,7 @@ class PipelineWriter:
         if not len(split):  # the optimizer step of the iteration before
             updates = [(j, op) for j in heads.tolist() for op in end.updates.get(self._action(j)[:2], ())]
             j, op = np.array(updates, np.int64).reshape(-1, 2).T
-            ahead = np.stack([last[slot[j]] + 1 - pieces[slot[j]], op])
+            waits_ahead = np.stack([last[slot[j]] + 1 - pieces[slot[j]], op])
 
         # Slots as columns in the order of `End.rows`.
         letters, head = self.actions.phase.tolist(), self.bounds[slot_of]
@@ -177,7 +177,7 @@ class PipelineWriter:
             _select(self.admitted, self.op[self.admits]),
         )
         after = after.take(slot_of)
-        rows, ops = np.append(np.stack([after.rows(), after.indices]), ahead, axis=1)
+        rows, ops = np.append(np.stack([after.rows(), after.indices]), waits_ahead, axis=1)
         waits = Csr.group(rows, ops, len(slot_of))
         tables = (self._inputs(read).take(slot_of), outputs, waits)
         self._extend(names, code, numbers, tables)
@@ -258,8 +258,8 @@ class PipelineWriter:
 
     def _slot_times(self, place: IntArray) -> tuple[IntArray, IntArray]:
         """Return the duration of each slot, and how much of it is exposed communication."""
-        ahead = [stage.times.overlapped for stage in self.stages]
-        forward_ns = np.array([NOTHING if ns is None else ns for ns in ahead])[self.stage]
+        overlapped = [stage.times.overlapped for stage in self.stages]
+        forward_ns = np.array([NOTHING if ns is None else ns for ns in overlapped])[self.stage]
         joined = self.mask["F"] & (np.diff(self.bounds)[self.slot] > 1) & (forward_ns != NOTHING)
         first = np.flatnonzero(joined)[::-1]
         joined_ns = np.full(len(place), NOTHING)

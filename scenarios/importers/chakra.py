@@ -243,8 +243,8 @@ class _Trace:
 
         def key(i: int) -> tuple[int, int, int]:
             host_op = launcher[i]
-            began = self._key(i if self.begin_ns is not None or host_op is None else host_op)
-            return began, host_op is not None, nodes[i].id
+            start = self._key(i if self.begin_ns is not None or host_op is None else host_op)
+            return start, host_op is not None, nodes[i].id
 
         needs = [[*deps] for deps in self.needs]
         followers: list[list[int]] = [[] for _ in nodes]

@@ -251,8 +251,8 @@ def _columns(records: Sequence[msgspec.Raw], externals: Sequence[str]) -> dict[s
 def _has_keys_once(texts: Sequence[msgspec.Raw | bytes]) -> bool:
     """Whether no object repeats a key: then re-encoding it gives as many quotation marks."""
     text = b"".join(texts)
-    again = msgspec.json.encode(list(map(msgspec.json.decode, texts)))
-    return again.count(b'"') == text.count(b'"') and b"\\u0022" not in text
+    encoded = msgspec.json.encode(list(map(msgspec.json.decode, texts)))
+    return encoded.count(b'"') == text.count(b'"') and b"\\u0022" not in text
 
 
 class _References:

@@ -437,20 +437,20 @@ class _Ops:
         body, scope = nodes.graphs_of(node)["body"], self.scope.inner[nodes.first_output(node), "body"]
         formal = [_unused_name(argument.name, self.state.node_names) for argument in body.input]
         carried, named = len(formal) - 2, [argument.name for argument in body.input]
-        asks = not scope.values[body.output[0].name].constant  # the condition is computed in the body
+        is_computed = not scope.values[body.output[0].name].constant  # the condition is computed in the body
         refs = dict(zip(named, formal, strict=True))
-        if not asks:
+        if not is_computed:
             del refs[named[1]]
         name = self._name(node, len(node.output) + 2)
         start = self._add(f"{name}/start", "const", [], outputs=8, duration_ns=0)
         ops = self._write_inner(node, "body", f"{name}/body", refs)
-        returned = body.output[0 if asks else 1 : len(node.output) + 1]
+        returned = body.output[0 if is_computed else 1 : len(node.output) + 1]
         ends = [ops.read(output.name) for output in returned]
         count = ops._add(_unused_name("count", ops.taken), "identity", [formal[0]], outputs=8, duration_ns=0)
         rows = [_unused_name(f"rows{k}", self.state.node_names) for k in range(len(node.output) - carried)]
         initial = [self.read(value) for value in node.input[2:]]
 
-        condition = [self.read(node.input[1]) if node.input[1] else start] if asks else []
+        condition = [self.read(node.input[1]) if node.input[1] else start] if is_computed else []
         variables = [*formal[1:2][: len(condition)], formal[0], *formal[2:], *rows]
         first = [*condition, start, *initial, *[start] * len(rows)]
         following = [*ends[: len(condition)], count, *ends[len(condition) :]]

@@ -382,9 +382,9 @@ def _loop(node: Any, values: Values, name: str, about: Mapping[str, Any], enter:
     starts = [values[argument] for argument in node.input[2:]]
     inputs, outputs = len(starts) + 2, max(len(starts), len(node.output)) + 1
     if len(formal) != inputs or len(body.output) < outputs:
-        takes, gives = format_count(len(formal), "input"), format_count(len(body.output), "output")
+        n_inputs, n_results = format_count(len(formal), "input"), format_count(len(body.output), "output")
         raise InputError(
-            f"node {name!r} (Loop): its body has {takes} and {gives}, and should have {inputs} and "
+            f"node {name!r} (Loop): its body has {n_inputs} and {n_results}, and should have {inputs} and "
             f"{outputs}: those of the node, and the number of the iteration and the condition"
         )
     before: Values = {

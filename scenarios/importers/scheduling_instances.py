@@ -232,8 +232,8 @@ class Project:
             if len(numbers) != 3 + n:
                 line.wrong(expected)
             job, _, time, *needs = numbers
-            takes = {name: k for name, k in zip(capacities, needs, strict=True) if k}
-            attributes = {"resources": takes} if takes else {}
+            demands = {name: k for name, k in zip(capacities, needs, strict=True) if k}
+            attributes = {"resources": demands} if demands else {}
             after_ = before.pop(job, [])
             builder.op(str(job), kind="task", duration_ns=time * unit_ns, after=after_, attributes=attributes)
         if before:

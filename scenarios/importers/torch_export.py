@@ -444,8 +444,8 @@ def _build(program: Any, name: str, dtype: str | None, trained: Mapping[str, str
                 read_facts = tuple(fact._replace(shape=_to_four_axes(fact.shape)) for fact in read_facts)
             facts = OpFacts(kind, read_facts, _facts([node], dtype), attributes)
         attributes = {"aten": str(node.target), "arguments": plain_arguments(raw), **facts.attributes}
-        if without := [k for k, tensor in enumerate(tensors) if tensor in fixed or _is_integral(tensor)]:
-            attributes["no_gradient"] = without
+        if no_gradient := [k for k, tensor in enumerate(tensors) if tensor in fixed or _is_integral(tensor)]:
+            attributes["no_gradient"] = no_gradient
         where = f"{node.name} ({node.target})"
         inputs = [refs[tensor] for tensor in tensors]
         for position in _operands_to_copy(operator_name(node.target), tensors):

@@ -390,15 +390,15 @@ def _positions(outputs: int, kernel: int, size: int, steps: tuple[int, int], low
 
     They are o and k with ``o stride + k dilation - low = i spacing`` for an i below `size`.
     """
-    (few, step), (many, stride) = sorted(((outputs, steps[0]), (kernel, steps[1])))
-    at_most(_MAX_POSITIONS, few * min(many, spacing), "places of a window")
+    (smaller, step), (larger, stride) = sorted(((outputs, steps[0]), (kernel, steps[1])))
+    at_most(_MAX_POSITIONS, smaller * min(larger, spacing), "places of a window")
     count, jump = 0, spacing * stride
-    for n in range(few):
-        for k in range(min(many, spacing)):  # every `spacing`-th place from here meets an element, or none
+    for n in range(smaller):
+        for k in range(min(larger, spacing)):  # every `spacing`-th place from here meets an element, or none
             offset = n * step + k * stride - low
             if offset % spacing == 0:
                 first = max(0, -(offset // jump))
-                last = min((many - 1 - k) // spacing, (size * spacing - 1 - offset) // jump)
+                last = min((larger - 1 - k) // spacing, (size * spacing - 1 - offset) // jump)
                 count += max(0, last - first + 1)
     return count
 

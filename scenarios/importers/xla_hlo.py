@@ -177,19 +177,19 @@ def read_hlo(text: str) -> XlaModule:
     entry: Computation | None = None
     current: Computation | None = None
     statement: list[str] = []
-    began = depth = 0
+    first_line = depth = 0
     calls: list[tuple[int, Instruction, str]] = []
 
     def finish() -> None:
         if statement and current is not None:
-            with at_line(began):
+            with at_line(first_line):
                 instruction, called = _instruction("\n".join(statement))
                 if instruction.name in current.instructions:
                     raise InputError(f"{instruction.name} is there twice")
                 current.instructions[instruction.name] = instruction
                 if statement[0].startswith("ROOT ") or not current.root[0]:
                     current.root = instruction.name, None
-                calls.extend((began, instruction, name) for name in called)
+                calls.extend((first_line, instruction, name) for name in called)
         statement.clear()
 
     for number, line in enumerate(text.split("\n"), 1):
@@ -207,7 +207,7 @@ def read_hlo(text: str) -> XlaModule:
             current, depth = None, 0
         elif _INSTRUCTION.match(stripped):
             finish()
-            statement, began, depth = [stripped], number, _open_brackets(stripped)
+            statement, first_line, depth = [stripped], number, _open_brackets(stripped)
         elif stripped and not stripped.startswith("//"):
             if not statement:
                 raise InputError(f"line {number}: no instruction: {stripped[:60]!r}")

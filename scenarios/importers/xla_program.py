@@ -238,8 +238,8 @@ class _Program:
         self._warn_of_assumptions(path)
         graph = self._builder.build()
         if self._asynchronous:
-            beside = {op: {"stream": 0, **graph.attributes.get(op, {})} for op in range(len(graph))}
-            graph = replace(graph, attributes=beside)
+            streamed = {op: {"stream": 0, **graph.attributes.get(op, {})} for op in range(len(graph))}
+            graph = replace(graph, attributes=streamed)
         n = max([self._module.n_devices, *(max(group) + 1 for group in self._groups)])
         return self._copy_to_devices(graph, n) if self._collectives and n > 1 else graph
 

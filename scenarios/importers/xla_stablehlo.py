@@ -131,7 +131,7 @@ class _Lines:
         raise InputError("the file ends in the middle of a function")
 
     def _operation(self, line: str, into: Computation) -> None:
-        began = self.number
+        first_line = self.number
         pairs = _LOOP.findall(line) if "stablehlo.while(" in line else []
         if pairs:
             line = line.partition(" attributes {")[0]
@@ -151,7 +151,7 @@ class _Lines:
             line = self.body(region)
             regions.append(region)
             opens = line.endswith("{")
-        with at_line(began):
+        with at_line(first_line):
             self._add(head, line if regions else "", regions, into)
 
     def _add(self, head: str, tail: str, regions: list[Computation], into: Computation) -> None:

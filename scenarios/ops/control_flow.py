@@ -147,9 +147,9 @@ def while_loop(
         test = builder.op(
             f"{name}/test", inputs=list(merges.values())[:1], duration_ns=condition_ns, device=device
         )
-    goes_on = add("cond", "loop_cond", [test], trips=trips)
+    loop_cond = add("cond", "loop_cond", [test], trips=trips)
     for variable, merge in merges.items():
-        switch = add(f"{variable}/switch", "switch", [merge, goes_on])
+        switch = add(f"{variable}/switch", "switch", [merge, loop_cond])
         inner[variable] = f"{switch}:1"
     fixed = {inner[tensor] for tensor in invariants}
     after = {**inner, **body(builder, dict(inner))}
@@ -157,7 +157,7 @@ def while_loop(
     for variable in variables:
         # An invariant would go on to the next iteration without waiting for the condition. It is put behind
         # the condition, as by TensorFlow's `_MaybeAddControlDependency` (python/ops/control_flow_ops.py).
-        goes = [add(f"{variable}/body", "identity", [inner[variable]])] if after[variable] in fixed else []
-        add(f"{variable}/next", "next_iteration", [after[variable]], goes)
+        edges = [add(f"{variable}/body", "identity", [inner[variable]])] if after[variable] in fixed else []
+        add(f"{variable}/next", "next_iteration", [after[variable]], edges)
         results[variable] = add(f"{variable}/exit", "exit", [f"{name}/{variable}/switch"])
     return results

@@ -83,18 +83,18 @@ def check_size(records: Sequence[Record], functions: Mapping[str, Function]) -> 
     """Raise before inlining if the result would have too many ops or be nested too deeply."""
     measured: dict[str, tuple[int, int]] = {}
 
-    def measure(ops: Sequence[Record], above: tuple[str, ...]) -> tuple[int, int]:
+    def measure(ops: Sequence[Record], callers: tuple[str, ...]) -> tuple[int, int]:
         """Return the number of ops after inlining, and the depth of nesting."""
-        if len(above) > _MAX_DEPTH:
+        if len(callers) > _MAX_DEPTH:
             raise GraphError(
-                f"functions call one another more than {_MAX_DEPTH} levels deep ({above[0]!r} ...)"
+                f"functions call one another more than {_MAX_DEPTH} levels deep ({callers[0]!r} ...)"
             )
         count, depth = len(ops), 0
         for op in filter(is_functional, ops):
             called = {str(op["attributes"].get(key)) for key in ("body", "then", "else", "cond")}
-            for name in called & functions.keys() - set(above):  # recursion is refused later
+            for name in called & functions.keys() - set(callers):  # recursion is refused later
                 if name not in measured:
-                    measured[name] = measure(functions[name].ops, (*above, name))
+                    measured[name] = measure(functions[name].ops, (*callers, name))
                 count, depth = count + measured[name][0], max(depth, 1 + measured[name][1])
         if depth > _MAX_DEPTH:
             raise GraphError(f"functions call one another more than {_MAX_DEPTH} levels deep")
@@ -256,10 +256,10 @@ class _Scope:
             self.done[name] = None
             edges = self._edges(record)
             write = {"call": self._call, "if": self._if, "while": self._while}[record["kind"]]
-            around = self.builder.device
-            self.builder.device = record.get("device") or around
+            device = self.builder.device
+            self.builder.device = record.get("device") or device
             self.done[name] = write(record, edges["inputs"], edges["after"])
-            self.builder.device = around
+            self.builder.device = device
         written = self.done[name]
         if written is None:  # a cycle; it has no meaning across iterations either
             op = self.prefix + name
@@ -286,12 +286,12 @@ class _Scope:
         return GraphError(f"op {op!r}{problem}").about(op, key)
 
     def _write(
-        self, function: Function, prefix: str, arguments: Sequence[Any], key: str, **around: Any
+        self, function: Function, prefix: str, arguments: Sequence[Any], key: str, **context: Any
     ) -> tuple[list[Any], list[str]]:
         """Add the ops of a function; return its results and its last ops."""
         values = dict(zip(function.inputs, arguments, strict=True))
-        around |= {"stack": (*self.stack, function.name), "key": key}
-        scope = _Scope(self.builder, self.functions, function.ops, prefix, values, **around)
+        context |= {"stack": (*self.stack, function.name), "key": key}
+        scope = _Scope(self.builder, self.functions, function.ops, prefix, values, **context)
         scope.add()
         results = [scope.value(ref) for ref in function.results]
         edges = (ref for op in function.ops for key in ("inputs", "after") for ref in op.get(key) or ())
@@ -299,16 +299,16 @@ class _Scope:
         last = [op["name"] for op in function.ops if op["name"] not in read]
         return results, [edge for name in last for edge in scope._control(name)]
 
-    def _needs_pivot(self, function: Function, *above: str) -> bool:
+    def _needs_pivot(self, function: Function, *callers: str) -> bool:
         """Whether an op of a function, or of one that it calls, has no inputs and so needs the pivot."""
-        above = (*above, function.name)
+        callers = (*callers, function.name)
         for op in function.ops:
             if not op.get("inputs") and not op.get("after"):
                 return True
             called = str(op["attributes"].get("body")) if is_functional(op) and op["kind"] == "call" else ""
             # Recursion is refused later.
-            inner = self.functions.get(called) if called not in above else None
-            if inner is not None and self._needs_pivot(inner, *above):
+            inner = self.functions.get(called) if called not in callers else None
+            if inner is not None and self._needs_pivot(inner, *callers):
                 return True
         return False
 
@@ -320,8 +320,8 @@ class _Scope:
         function = self._function(record, "body", len(inputs))
         prefix = f"{self.prefix}{name}/"
         if not record["attributes"].get("own_frame", False):
-            around = {"begins": after, "pivot": self.pivot, "free": self.free}
-            return self._write(function, prefix, inputs, "body", **around)
+            context = {"begins": after, "pivot": self.pivot, "free": self.free}
+            return self._write(function, prefix, inputs, "body", **context)
         if not inputs or not function.results:
             raise self._error(self.prefix + name, ": a frame of its own needs an input and a result")
         frame: dict[str, Any] = {"kind": "enter", "duration_ns": 0}

@@ -50,8 +50,8 @@ class Change(NamedTuple):
         """Return the durations after the change, each rounded half up."""
         if self.value_ns is not None:
             return [self.value_ns for _ in durations_ns]
-        above, below = 2 * self.factor.numerator, 2 * self.factor.denominator
-        return [(above * ns + self.factor.denominator) // below for ns in durations_ns]
+        numerator, denominator = 2 * self.factor.numerator, 2 * self.factor.denominator
+        return [(numerator * ns + self.factor.denominator) // denominator for ns in durations_ns]
 
     def apply_to_part(self, part_ns: int, whole_ns: int) -> int:
         """Return a part of a duration after the change; its share of the whole stays the same."""

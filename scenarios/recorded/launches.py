@@ -273,9 +273,9 @@ def _move_units(
         after: dict[Edge, None] = {}
         for name, distance in record.after:
             copied = name in program.tasks_of.get(own_copy.get(record.name, ""), ())
-            behind = [] if copied or name not in number else latest[number[name]].values()
-            after |= dict.fromkeys((units[n][-1].name, distance) for n in behind)
-            if not behind:
+            last_units = [] if copied or name not in number else latest[number[name]].values()
+            after |= dict.fromkeys((units[n][-1].name, distance) for n in last_units)
+            if not last_units:
                 after[name, distance] = None
         record.after = list(after)
 
@@ -339,11 +339,11 @@ def fuse_kernels(
             raise InputError(f"{searched} stand one behind another on a stream")
         first, last, other = (graph.op_names[op] for op in (blocked[0][0], blocked[0][-1], blocked[1]))
         raise InputError(f"{first!r} and {last!r} cannot be one kernel: {other!r} comes between them")
-    through: dict[str, list[Edge]] = {}
+    bypass: dict[str, list[Edge]] = {}
     for group in groups:
-        through |= _fuse(program, [graph.op_names[op] for op in group], duration_ns)
-    calls = program.without_launches(through, host_work=host_work)
-    program.contract(through | calls, through)
+        bypass |= _fuse(program, [graph.op_names[op] for op in group], duration_ns)
+    calls = program.without_launches(bypass, host_work=host_work)
+    program.contract(bypass | calls, bypass)
     return program.graph()
 
 
@@ -428,8 +428,8 @@ def _drop_cycles(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[list[Se
         for members in remaining:
             as_one[members] = members[-1]
         for op in idle:  # idle time goes with the op that it delays
-            if len(behind := {*as_one[successors[op]].tolist()}) == 1:
-                (as_one[op],) = behind
+            if len(followers := {*as_one[successors[op]].tolist()}) == 1:
+                (as_one[op],) = followers
         producer, consumer = as_one[edges.producer], as_one[edges.consumer]
         differ = producer != consumer
         pairs = zip(producer[differ].tolist(), consumer[differ].tolist(), strict=True)

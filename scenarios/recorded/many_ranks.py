@@ -132,9 +132,9 @@ def _find_dimensions(graph: Graph, layout: ManyRanks, grid: Grid, key: str, op: 
     """Return the dimensions that a recorded group spans, in one word; empty for a single rank."""
     chosen = layout.groups.get(key)
     if chosen is not None:
-        wrong = [name for name in chosen.split("-") if name not in grid.sizes]
-        if wrong:
-            message = f"{chosen!r} is no dimension of the layout{hint(wrong[0], grid.sizes)}"
+        unknown = [name for name in chosen.split("-") if name not in grid.sizes]
+        if unknown:
+            message = f"{chosen!r} is no dimension of the layout{hint(unknown[0], grid.sizes)}"
             raise InputError(message, path=("ranks", "groups", key))
         return chosen
     attributes = graph.attributes[op]

@@ -126,23 +126,21 @@ class RecordedProgram:
             Whether the host's work before each launch stays.
         """
         ops = self.records.ops
-        gone = dict.fromkeys(names)
-        delays = [self.delay_of(ops[name]) for name in gone if name in self.tasks]
-        gone |= dict.fromkeys(name for name in delays if name is not None)
-        through = {
-            name: [edge for edge in ops[name].after if edge[0] != self.launch_of.get(name)] for name in gone
-        }
-        self.contract(through | self.without_launches(gone, host_work=host_work))
+        removed = dict.fromkeys(names)
+        delays = [self.delay_of(ops[name]) for name in removed if name in self.tasks]
+        removed |= dict.fromkeys(name for name in delays if name is not None)
+        bypass = {name: [e for e in ops[name].after if e[0] != self.launch_of.get(name)] for name in removed}
+        self.contract(bypass | self.without_launches(removed, host_work=host_work))
 
-    def without_launches(self, gone: Collection[str], *, host_work: bool) -> dict[str, list[Edge]]:
+    def without_launches(self, removed: Collection[str], *, host_work: bool) -> dict[str, list[Edge]]:
         """Remove the calls that launch only removed tasks; return those that leave nothing, for `contract`.
 
         If the host's work before a call stays, it becomes an op of its own. Waits for a copy that the
         call launched are removed.
         """
-        launches = {self.launch_of[name] for name in gone if name in self.launch_of}
+        launches = {self.launch_of[name] for name in removed if name in self.launch_of}
         in_order = (name for thread in self.threads.values() for name in thread if name in launches)
-        idle = [name for name in in_order if all(task in gone for task in self.tasks_of[name])]
+        idle = [name for name in in_order if all(task in removed for task in self.tasks_of[name])]
         ops, empty = self.records.ops, {}
         for name in idle:
             record, wait = ops[name], self.wait_of(name)
@@ -165,14 +163,14 @@ class RecordedProgram:
 
     def contract(
         self,
-        through: Mapping[str, Sequence[Edge]],
+        bypass: Mapping[str, Sequence[Edge]],
         reads: Mapping[str, Sequence[Edge]] = MappingProxyType({}),
     ) -> None:
         """Remove ops.
 
         Parameters
         ----------
-        through : mapping of str to sequence of (str, int)
+        bypass : mapping of str to sequence of (str, int)
             Removed op → what its followers then follow.
         reads : mapping of str to sequence of (str, int)
             Removed op → what its readers then read; default: its own inputs.
@@ -181,23 +179,23 @@ class RecordedProgram:
         after: dict[str, dict[Edge, None]] = {}
         inputs: dict[str, dict[Edge, None]] = {}
         for name in self.order:
-            if name in through:
-                after[name] = self._replace_removed(through[name], after, name)
+            if name in bypass:
+                after[name] = self._replace_removed(bypass[name], after, name)
                 inputs[name] = self._replace_removed(reads.get(name, ops[name].inputs), inputs, name)
         for replacements in (after, inputs):
             for name in replacements:  # ops of an earlier iteration may also be removed
                 replacements[name] = self._follow_to_end(name, replacements)
-        for name in through:
+        for name in bypass:
             del ops[name]
         for record in ops.values():
-            if any(edge[0] in through for edge in record.after):
+            if any(edge[0] in bypass for edge in record.after):
                 record.after = list(self._replace_removed(record.after, after, record.name))
             owners = [self.owner(tensor) for tensor, _ in record.inputs]
-            if any(owner in through for owner in owners):
-                behind = [edge for owner in owners if owner in through for edge in after[owner]]
+            if any(owner in bypass for owner in owners):
+                extra = [edge for owner in owners if owner in bypass for edge in after[owner]]
                 record.inputs = list(self._replace_removed(record.inputs, inputs, record.name))
-                behind = [edge for edge in behind if edge != (record.name, 0)]
-                record.after = list(dict.fromkeys([*record.after, *behind]))
+                extra = [edge for edge in extra if edge != (record.name, 0)]
+                record.after = list(dict.fromkeys([*record.after, *extra]))
 
     def _follow_to_end(self, name: str, replacements: Mapping[str, Mapping[Edge, None]]) -> dict[Edge, None]:
         """Return the edges that replace a removed op, followed until none leads to a removed op."""
@@ -226,8 +224,8 @@ class RecordedProgram:
         for name, distance in edges:
             owner = name if name in replacements else self.owner(name)
             if owner in replacements:
-                instead = ((op, distance + more) for op, more in replacements[owner])
-                result |= dict.fromkeys(edge for edge in instead if edge != (reader, 0))
+                replaced = ((op, distance + more) for op, more in replacements[owner])
+                result |= dict.fromkeys(edge for edge in replaced if edge != (reader, 0))
             else:
                 result[name, distance] = None
         return result

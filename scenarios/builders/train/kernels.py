@@ -284,8 +284,8 @@ class LayerPiece:
     def computed_in(self, dtype: str) -> LayerPiece:
         """Return the piece with its products in the given type."""
         parts = (computed_in(dtype, kernels) for kernels in (self.forward, self.backward, self.again))
-        forward, backward, again = parts
-        return replace(self, forward=forward, backward=backward, again=again)
+        forward, backward, rerun = parts
+        return replace(self, forward=forward, backward=backward, again=rerun)
 
 
 OFFLOADED: Final[Mapping[str, str]] = {

@@ -220,18 +220,18 @@ class RankWork(RankProducts):
         )
         tokens = max(1, T // samples)
         scan = Scan(samples, tokens, heads, flops)
-        along = CausalConvolution(samples, tokens, conv)
+        conv1d = CausalConvolution(samples, tokens, conv)
         states, scores = 4 * chunks * heads * s * d, 4 * chunks * q * q * groups
         out, read = T * inner * e, T * width * e
         copies = [Pass(2 * (read + out))] if samples > 1 else []
-        run: list[Kernel] = [*copies, along, scan, Pass(5 * out + 3 * states + 2 * scores), Pass(2 * out)]
+        run: list[Kernel] = [*copies, conv1d, scan, Pass(5 * out + 3 * states + 2 * scores), Pass(2 * out)]
         back: list[Kernel] = [
             *copies,
             Pass(3 * out),
-            along,
+            conv1d,
             scan._replace(flops=flops_back),
             Pass(17 * out + 17 * states // 2 + 6 * scores),
-            along._replace(tensors=3),
+            conv1d._replace(tensors=3),
         ]
         needed = T * conv * e + 3 * states // 2
         return [
@@ -364,11 +364,11 @@ class RankWork(RankProducts):
     def _exchange(self, n_local: int, arrived: int) -> tuple[LayerPiece, LayerPiece]:
         """Return the pieces that bring tokens to experts (`n_local` on a rank), and that bring them back."""
         m, e, load, ep = self.model, self.e, self.load, self.layout.ep
-        sent, few = load.copies * m.expert_latent * e, self.few * m.expert_latent * e
+        sent, token_bytes = load.copies * m.expert_latent * e, self.few * m.expert_latent * e
         exchanged = round(load.exchanged * self._copies_per_choice() * m.expert_latent * e)
-        beside = OTHER_MICRO_BATCH if self.batch.expert_overlap else None
+        hidden_by = OTHER_MICRO_BATCH if self.batch.expert_overlap else None
         even = load.copies / load.exchanged if load.exchanged else 1.0
-        exchange = Collective("all_to_all", exchanged, "ep", beside)
+        exchange = Collective("all_to_all", exchanged, "ep", hidden_by)
         send, send_back = (
             exchange._replace(deepep=DeepEp(way, self.few, m.expert_latent, m.top_k, m.experts, even))
             if self.batch.dispatcher == "deepep"
@@ -377,14 +377,14 @@ class RankWork(RankProducts):
         )
         # DeepEP and HybridEP send tokens as they are; the copy stands for their time outside their
         # kernels (studies/training/results.md).
-        sort = Pass(sent + few, "permute")
+        sort = Pass(sent + token_bytes, "permute")
         sort_again = [Pass(2 * arrived, "permute")] if n_local > 1 else []
         forth: list[Kernel] = [sort, send, *sort_again] if ep > 1 else [sort]
         back: list[Kernel] = [*sort_again, send_back, sort] if ep > 1 else [sort]
         add = Pass(3 * self.thin)
         return (
-            LayerPiece("dispatch", (*forth,), (*back,), 8 * load.copies, arrived, few, arrived),
-            LayerPiece("combine", (*back, add), (add, *forth), 0, few, arrived, sent),
+            LayerPiece("dispatch", (*forth,), (*back,), 8 * load.copies, arrived, token_bytes, arrived),
+            LayerPiece("combine", (*back, add), (add, *forth), 0, token_bytes, arrived, sent),
         )
 
     # -- whole layers -----------------------------------------------------------------------------------

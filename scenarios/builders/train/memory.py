@@ -105,9 +105,9 @@ def stage_memory(units: Sequence[CheckpointUnit], *, selective: bool = False) ->
         base, forward = run(unit, level + leaving, forward, not unit.checkpointed)
         level, leaving = level + kept_bytes(unit), away(unit)
     total, backward = level, (0, "")
-    for unit, ahead in zip(reversed(units), (*reversed(units[:-1]), None), strict=True):
+    for unit, next_unit in zip(reversed(units), (*reversed(units[:-1]), None), strict=True):
         # data for the next unit comes back beside this one
-        base = level + away(unit) + (away(ahead) if ahead else 0)
+        base = level + away(unit) + (away(next_unit) if next_unit else 0)
         if unit.checkpointed:
             # what the layer has kept is part of what its pieces save
             base, backward = run(unit, base - sum(piece.kept for piece in unit.pieces), backward, True)

@@ -73,8 +73,8 @@ class RankProducts:
             reason = f"{key}: {ranks} ranks cannot share {format_count(kv, 'head')} of keys and values"
             refuse_misfit(uneven, f"{key} and the heads of keys and values are no multiples", reason)
         reason = "packed: sequences are not known to go round a ring; use context: all-to-all or all-gather"
-        around = batch.packed and c > 1 and batch.context == "ring"
-        refuse_misfit(around, "packed sequences with context: ring", reason)
+        ring = batch.packed and c > 1 and batch.context == "ring"
+        refuse_misfit(ring, "packed sequences with context: ring", reason)
         reason = f"ep: {layout.ep} ranks cannot share {format_count(model.experts, 'expert')}"
         refuse_misfit(model.experts % layout.ep, "ep does not divide the experts", reason)
         if not model.experts and (batch.imbalance != 1.0 or batch.routes is not None):
@@ -138,8 +138,8 @@ class RankProducts:
         """
         block = product._replace(m=product.m // self.t)
         send = Collective("send", nbytes // self.t, "tp", block, copied=True)
-        beside: list[Kernel] = [send, block]
-        return [*beside * (self.t - 1), block]
+        overlapped: list[Kernel] = [send, block]
+        return [*overlapped * (self.t - 1), block]
 
     def _pipeline(self, product: Product) -> list[Kernel]:
         """Return a product in four splits, each scattered by SMs beside the next.
@@ -149,8 +149,8 @@ class RankProducts:
         """
         split = product._replace(m=-(-product.m // _SPLITS))
         message = Collective("reduce_scatter", self.wide // _SPLITS, "tp")
-        beside: list[Kernel] = [message._replace(hidden_by=split), split]
-        return [split, *beside * (_SPLITS - 1), message]
+        overlapped: list[Kernel] = [message._replace(hidden_by=split), split]
+        return [split, *overlapped * (_SPLITS - 1), message]
 
     def scatter(self, hidden_by: Product | Attention | None = None) -> list[Kernel]:
         """Sum the parts of the hidden state; each rank keeps its tokens, or all of them."""
@@ -174,11 +174,11 @@ class RankProducts:
         norms: list[Kernel] = [Pass(2 * read)] if norm else []
         norms_back: list[Kernel] = [Pass(3 * read)] if norm else []
         gathered = self.layout.splits_sequence
-        again = self.gather(of_input) if of_weight else []
+        gathers = self.gather(of_input) if of_weight else []
         return LayerPiece(
             name,
             (*norms, *self.gather_for(forward)),
-            (*again, of_input, *self.scatter(*of_weight), *of_weight, *norms_back),
+            (*gathers, of_input, *self.scatter(*of_weight), *of_weight, *norms_back),
             saved=self.read_again(read) + (read + 4 * self.few if norm else 0),
             output=self.tokens * n * self.e,
             input=read,

@@ -227,8 +227,8 @@ class Training(RankOptions):
         if self.partition:
             return self.partition
         largest, last = -(-self.model.layers // self.stages), self.stages - 1
-        less = [last, *range(last)][: largest * self.stages - self.model.layers]
-        return tuple(largest - 1 if s in less else largest for s in range(self.stages))
+        smaller = [last, *range(last)][: largest * self.stages - self.model.layers]
+        return tuple(largest - 1 if s in smaller else largest for s in range(self.stages))
 
     @cached_property
     def work(self) -> RankWork:
@@ -407,8 +407,8 @@ class Training(RankOptions):
 
     def _copy_ns(self, unit: CheckpointUnit) -> float:
         """Return the time to copy a unit's offloaded data to the host, one way."""
-        away = sum(p.saved - (p.dropped if self.selective else 0) for p in unit.pieces if p.offloaded)
-        return self.calibration.copy_ns(away) if away else 0.0
+        nbytes = sum(p.saved - (p.dropped if self.selective else 0) for p in unit.pieces if p.offloaded)
+        return self.calibration.copy_ns(nbytes) if nbytes else 0.0
 
     @cached_property
     def _timed_parts(self) -> dict[tuple[LayerPiece, ...], StagePart]:
@@ -559,8 +559,8 @@ class Training(RankOptions):
 
     def gradients_held(self, stage: StagePart) -> int:
         """Return for how many parameters a rank keeps gradients until its optimizer step."""
-        apart = self.layout.sharding == "zero-2" or self.parameters_apart
-        return self.share(stage) + self._unshared_experts(stage) if apart else sum(self.count_trained(stage))
+        split = self.layout.sharding == "zero-2" or self.parameters_apart
+        return self.share(stage) + self._unshared_experts(stage) if split else sum(self.count_trained(stage))
 
     def _unshared_experts(self, stage: StagePart) -> int:
         """Return the expert parameters that no other rank of a copy has: they stay whole."""

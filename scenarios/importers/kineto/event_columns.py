@@ -107,8 +107,8 @@ def whole_ns(value: Any, key: str) -> int:
     """Return a time in microseconds as whole ns, rounded half up, exactly."""
     if type(_require(value, key)) not in (int, float) or not 0 <= value < math.inf:
         raise ValueError(f"{key}: {value!r:.40} is no time in microseconds")
-    above, below = map(int, value.as_integer_ratio())
-    return min((2000 * above + below) // (2 * below), LATEST_NS + 1)
+    numerator, denominator = map(int, value.as_integer_ratio())
+    return min((2000 * numerator + denominator) // (2 * denominator), LATEST_NS + 1)
 
 
 # -- columns of values ----------------------------------------------------------------------------
@@ -409,10 +409,10 @@ class EventColumns:
             noted = ([_copy_member(args[n].get(key)) for n in sized] for key in _INPUTS)
             self.inputs += zip(sized_names, *noted, strict=True)
             self.sized.add(thread[sized], start_ns[sized], end_ns[sized], sized_names, positions)
-        has = [n for n, notes in enumerate(args) if notes.get(SEQUENCE) is not None]
-        gradient = np.array([is_gradient(names[n], args[n].get(FORWARD_THREAD)) for n in has], np.int64)
-        counted = wholes([args[n][SEQUENCE] for n in has], SEQUENCE)
-        self._numbered.append(np.stack((thread[has], start_ns[has], counted, gradient)))
+        numbered = [n for n, notes in enumerate(args) if notes.get(SEQUENCE) is not None]
+        gradient = np.array([is_gradient(names[n], args[n].get(FORWARD_THREAD)) for n in numbered], np.int64)
+        counted = wholes([args[n][SEQUENCE] for n in numbered], SEQUENCE)
+        self._numbered.append(np.stack((thread[numbered], start_ns[numbered], counted, gradient)))
 
     def _look_at_calls(self, events: Sequence[Event]) -> None:
         pid = wholes([event.pid for event in events], "pid").tolist()
@@ -443,8 +443,8 @@ class EventColumns:
         rows = zip(*columns, (end_ns - start_ns).tolist(), strict=True)
         self.tasks += (GpuTask(*row, *_task_fields(notes)) for row, notes in zip(rows, args, strict=True))
         for key in ("External id", "external id"):
-            has = [n for n, notes in enumerate(args) if key in notes]
-            for n, external in zip(has, wholes([args[n][key] for n in has], key).tolist(), strict=True):
+            hits = [n for n, notes in enumerate(args) if key in notes]
+            for n, external in zip(hits, wholes([args[n][key] for n in hits], key).tolist(), strict=True):
                 if external != correlation[n]:
                     self.external[correlation[n]] = external
 

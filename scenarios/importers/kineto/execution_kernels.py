@@ -71,7 +71,7 @@ def notes_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[Kernel
         The file is not an execution graph, or is of another program.
     """
     operators = execution_graph.read_operators(graph)
-    around = {operator.id: operator for operator in operators}
+    by_id = {operator.id: operator for operator in operators}
     origins = _operators_of_launches(path, graph, operators, trace)
     starts = {call.correlation: call.start_ns for call in trace.calls}
     numbers = sorted(
@@ -81,7 +81,7 @@ def notes_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[Kernel
     tasks = [trace.tasks[i] for i in numbers]  # in order of launch
     launched = [origins.get(task.correlation, (None, 0)) for task in tasks]
     touched = [
-        next((op for op in _walk_outward(operator, around) if op.reads or op.writes), None)
+        next((op for op in _walk_outward(operator, by_id) if op.reads or op.writes), None)
         for operator, _ in launched
     ]
     touches = []
@@ -93,25 +93,25 @@ def notes_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[Kernel
         key = operator.id, step, task.device, task.stream
         touches.append(Touch(key, operator.reads, operator.reads if in_place else operator.writes))
     flows = [flow.renumber(numbers) for flow in tensor_flow(touches)]
-    facts, attributes = _share_facts(tasks, launched, touched, around)
+    facts, attributes = _share_facts(tasks, launched, touched, by_id)
     notes = dict(zip(numbers, map(KernelNotes, flows, facts, attributes), strict=True))
     return [notes[i] for i in range(len(numbers))]
 
 
-def _walk_outward(operator: Operator | None, around: Mapping[int, Operator]) -> Iterator[Operator]:
+def _walk_outward(operator: Operator | None, by_id: Mapping[int, Operator]) -> Iterator[Operator]:
     """Yield an operator and its enclosing operators, from the inside."""
     for _ in range(_MAX_DEPTH):
         if operator is None:
             break
         yield operator
-        operator = around.get(operator.parent) if operator.parent != operator.id else None
+        operator = by_id.get(operator.parent) if operator.parent != operator.id else None
 
 
 def _share_facts(
     tasks: Sequence[GpuTask],
     launched: Sequence[tuple[Operator | None, int]],
     touched: Sequence[Operator | None],
-    around: Mapping[int, Operator],
+    by_id: Mapping[int, Operator],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return facts and attributes of each task, of which an operator's tasks have their shares."""
     facts: list[dict[str, Any]] = [{} for _ in tasks]
@@ -120,7 +120,7 @@ def _share_facts(
 
     @cache
     def cost_of(number: int) -> CostedOperator | None:
-        return execution_graph.known_cost(around[number])
+        return execution_graph.known_cost(by_id[number])
 
     for i, (task, nearest, (operator, step)) in enumerate(zip(tasks, touched, launched, strict=True)):
         if task.communicates and nearest is not None:
@@ -128,10 +128,10 @@ def _share_facts(
             written = sum(tensor.nbytes for tensor in nearest.writes) or read
             facts[i] = {"bytes_read": read, "bytes_written": written}
         elif nearest is not None:
-            costed = (tensor for tensor in _walk_outward(operator, around) if cost_of(tensor.id) is not None)
+            costed = (op for op in _walk_outward(operator, by_id) if cost_of(op.id) is not None)
             groups[next(costed, nearest).id, step].append(i)
     for (number, _), members in groups.items():
-        operator, formula = around[number], cost_of(number)
+        operator, formula = by_id[number], cost_of(number)
         cost = execution_graph.bytes_of(operator) if formula is None else formula.cost
         durations_ns = [tasks[i].duration_ns for i in members]
         shares = zip(*(_split(total, durations_ns) for total in cost), strict=True)
@@ -221,8 +221,8 @@ def _operators_of_launches(
     launches = [call for call in recorded.calls if call.correlation in launched]
     code = threads.of(call.thread for call in launches)
     numbers, begins, ends = np.array([call[3:] for call in launches], np.int64).reshape(-1, 3).T
-    around = ops.around(Calls([""], np.zeros_like(code), code, numbers, begins, ends), np.arange(len(code)))
-    origins = {correlation: match[i] for correlation, (_, i) in around.items()}
+    outer = ops.around(Calls([""], np.zeros_like(code), code, numbers, begins, ends), np.arange(len(code)))
+    origins = {correlation: match[i] for correlation, (_, i) in outer.items()}
     coverage = f"the operators of {len(origins)} of {len(launched)} GPU tasks"
     if 2 * len(origins) < len(launched):
         raise InputError(f"{graph}: is of another program than {trace}, or of fewer steps: it has {coverage}")

@@ -97,14 +97,14 @@ class Operators:
         thread, start_ns, end_ns, word, number = self.columns()
         order = np.lexsort((-end_ns, start_ns, thread))
         names, paths = [*self.words], []
-        around: list[tuple[int, int, str]] = []
+        enclosing: list[tuple[int, int, str]] = []
         for code, start, end, name_code in zip(
             *(column[order].tolist() for column in (thread, start_ns, end_ns, word)), strict=True
         ):
-            while around and (around[-1][0] != code or around[-1][1] <= start):
-                around.pop()
-            paths.append(f"{around[-1][2]}/{names[name_code]}" if around else names[name_code])
-            around.append((code, end, paths[-1]))
+            while enclosing and (enclosing[-1][0] != code or enclosing[-1][1] <= start):
+                enclosing.pop()
+            paths.append(f"{enclosing[-1][2]}/{names[name_code]}" if enclosing else names[name_code])
+            enclosing.append((code, end, paths[-1]))
         nested = Operators()
         nested.add(thread[order], start_ns[order], end_ns[order], paths, number[order])
         return nested
@@ -112,8 +112,8 @@ class Operators:
     def names_by_number(self) -> dict[int, str]:
         """Return the names of all operators that have a number."""
         _, _, _, word, number = self.columns()
-        names, has = [*self.words], number != UNNUMBERED
-        return {n: names[w] for n, w in zip(number[has].tolist(), word[has].tolist(), strict=True)}
+        names, numbered = [*self.words], number != UNNUMBERED
+        return {n: names[w] for n, w in zip(number[numbered].tolist(), word[numbered].tolist(), strict=True)}
 
 
 def _last_reaching(ends: IntArray, last: IntArray, minimum: IntArray) -> IntArray:
@@ -244,9 +244,9 @@ def turns(threads: Sequence[Thread], calls: Calls) -> dict[int, tuple[int, int]]
         if (merged.start_ns[1:] < merged.end_ns[:-1]).any():
             continue
         begins = np.flatnonzero(np.diff(merged.thread, prepend=-1))  # of bursts, in turn of one and the other
-        back = begins[2::2]
-        burst_ns = merged.end_ns[back - 1] - merged.start_ns[begins[1:-1:2]]
-        lag_ns = merged.start_ns[back] - merged.end_ns[back - 1]
-        if len(back) >= _MIN_TURNS and (lag_ns <= _RIGHT_AFTER * burst_ns).all():
-            result[others[0]] = first, len(back)
+        returns = begins[2::2]
+        burst_ns = merged.end_ns[returns - 1] - merged.start_ns[begins[1:-1:2]]
+        lag_ns = merged.start_ns[returns] - merged.end_ns[returns - 1]
+        if len(returns) >= _MIN_TURNS and (lag_ns <= _RIGHT_AFTER * burst_ns).all():
+            result[others[0]] = first, len(returns)
     return result

@@ -71,10 +71,10 @@ def waits_of(traces: Sequence[RecordedTrace]) -> list[Waits]:
     """
     waits = [_Reader(trace).found for trace in traces]
     calls = [sum(host.STREAM_WAIT.match(call.name) is not None for call in trace.calls) for trace in traces]
-    wrong = {wait.key for rank in waits for wait in rank.streams if not wait.fits}
+    misfits = {wait.key for rank in waits for wait in rank.streams if not wait.fits}
     for rank in waits:
-        misfits = wrong if len(set(calls)) == 1 else {wait.key for wait in rank.streams if not wait.fits}
-        rank.streams = [wait for wait in rank.streams if wait.key not in misfits]
+        dropped = misfits if len(set(calls)) == 1 else {wait.key for wait in rank.streams if not wait.fits}
+        rank.streams = [wait for wait in rank.streams if wait.key not in dropped]
     return waits
 
 
@@ -138,7 +138,7 @@ class _Reader:
 
     def _take(self, call: HostCall, noted: Mapping[int, EventWait]) -> None:
         thread, corr = self._thread(call), call.correlation
-        behind = thread in self._behind
+        after_record = thread in self._behind
         self._behind.discard(thread)
         copied = thread in self._copied
         self._copied.discard(thread)
@@ -159,7 +159,7 @@ class _Reader:
                 wait = noted[corr]
                 self._join((wait.device, wait.stream), corr, (wait.device, wait.on_stream), wait.recorded)
             elif not noted:
-                self._take_stream_wait(call, thread, behind)
+                self._take_stream_wait(call, thread, after_record)
         elif host.ALL.match(call.name):
             lane_events = [self._event(lane, corr) for lane in self._launched]
             self._event_waited_for(call, sorted(lane_events, key=lambda event: event.end_ns)[-1:])
@@ -214,14 +214,14 @@ class _Reader:
 
     # -- streams -----------------------------------------------------------------------------------
 
-    def _take_stream_wait(self, call: HostCall, thread: Thread, behind: bool) -> None:
+    def _take_stream_wait(self, call: HostCall, thread: Thread, after_record: bool) -> None:
         """Infer what a stream waits for.
 
         Parameters
         ----------
         call : HostCall
         thread : Thread
-        behind : bool
+        after_record : bool
             Whether the previous call recorded an event.
         """
         self._waits += 1
@@ -232,9 +232,9 @@ class _Reader:
         for launch in self._first_on_streams(launches[following : following + _MAX_AHEAD]):
             task = self._first[launch]
             lane = self._lane(task)
-            if events := self._candidates(call, thread, lane, behind):
-                self._choose(call, thread, task, launch, events, behind)
-            if events or not behind:
+            if events := self._candidates(call, thread, lane, after_record):
+                self._choose(call, thread, task, launch, events, after_record)
+            if events or not after_record:
                 return
 
     def _first_on_streams(self, launches: Sequence[int]) -> Iterator[int]:
@@ -263,13 +263,13 @@ class _Reader:
         launched_ns = self._call[launch].start_ns
         return index >= 0 and spans[index][0] <= launched_ns and call.start_ns < spans[index][1]
 
-    def _candidates(self, call: HostCall, thread: Thread, lane: Lane, behind: bool) -> list[_Event]:
+    def _candidates(self, call: HostCall, thread: Thread, lane: Lane, after_record: bool) -> list[_Event]:
         """Return the events that a stream may wait for, the newest first."""
         known = self._known[thread], self._reach(lane, call.correlation)
         others = [other for other in self._launched if other[0] == lane[0] and other != lane]
         records = self._recent(thread)
         recorded = [self._event(home, corr) for corr, home in records if home in others]
-        if behind and records[0][1] == lane:  # the event just recorded is another stream's
+        if after_record and records[0][1] == lane:  # the event just recorded is another stream's
             recorded = []
         last = records[0][0] if records else self._all[-1] if self._all else call.correlation
         if not (events := self._drop_known(recorded, *known)):
@@ -278,7 +278,7 @@ class _Reader:
         return events
 
     def _choose(
-        self, call: HostCall, thread: Thread, task: int, launch: int, events: list[_Event], behind: bool
+        self, call: HostCall, thread: Thread, task: int, launch: int, events: list[_Event], after_record: bool
     ) -> None:
         corr, lane, start_ns = call.correlation, self._lane(task), self._trace.tasks[task].start_ns
         before = self._reach(lane, corr)
@@ -303,7 +303,7 @@ class _Reader:
             chosen = fits
         elif holding:
             chosen = holding[:1]
-        elif behind and fits[0].recorded == self._recent(thread)[0][0] and len(fits) > 1:
+        elif after_record and fits[0].recorded == self._recent(thread)[0][0] and len(fits) > 1:
             chosen = fits[:1]
         elif len({event.recorded for event in fits}) > 1:
             chosen = fits[-1:]
@@ -312,7 +312,7 @@ class _Reader:
         for event in chosen:
             self._add_wait(call, lane, event)
         doubtful = self._drop_known(fits, self._known[thread], self._reach(lane, corr + 1))
-        if len(fits) > 1 and not holding and (behind or not self._all):
+        if len(fits) > 1 and not holding and (after_record or not self._all):
             doubtful = fits
         if not self._all and not holding:
             doubtful = [other for other in fits if self._may_be_earlier(thread, before, other)] or doubtful
@@ -356,13 +356,13 @@ class _Reader:
             all_events = (self._event(lane, corr) for corr in recent for lane in self._launched)
         else:
             return None
-        through, others = self._newly_ended(call, thread, events), self._newly_ended(call, thread, all_events)
-        if (event := self._event_waited_for(call, through)) is not None:
+        ended, others = self._newly_ended(call, thread, events), self._newly_ended(call, thread, all_events)
+        if (event := self._event_waited_for(call, ended)) is not None:
             self._note_lag(thread, event)
             if any(other.lane != event.lane and self._ended_in(call, other) for other in others):
                 self.found.doubts[call.correlation] = call
             return event
-        if copied and not through and events:  # PyTorch reading a value; the copy's own call waited for it
+        if copied and not ended and events:  # PyTorch reading a value; the copy's own call waited for it
             return events[0]
         if (event := self._event_waited_for(call, others)) is not None:
             return event
@@ -370,16 +370,16 @@ class _Reader:
             lag = self._lag.get(thread, 0)
             if 0 < lag <= len(self._records[thread]):
                 recorded = self._records[thread][-lag][0]
-                return next((event for event in through if event.recorded == recorded), None)
-            if len(through) > 1:
+                return next((event for event in ended if event.recorded == recorded), None)
+            if len(ended) > 1:
                 self.found.doubts[call.correlation] = call
         elif not events or events[0].end_ns > call.end_ns + host.APART_NS:
-            through = others
+            ended = others
             if len(others) > 1:
                 self.found.doubts[call.correlation] = call
-        elif len(others) > len(through) and not copied:
+        elif len(others) > len(ended) and not copied:
             self.found.doubts[call.correlation] = call
-        return through[0] if through else None
+        return ended[0] if ended else None
 
     def _newly_ended(self, call: HostCall, thread: Thread, events: Iterable[_Event]) -> list[_Event]:
         """Return the events that were over when a call returned, but not known to its thread to be over."""

@@ -387,12 +387,12 @@ def overheads(trace: RecordedTrace, streams: Streams) -> Overheads:
     *_, second_ns, last_ns = np.sort(causes, axis=0)
     late_ns, cause = trace.start_ns - last_ns, np.argmax(causes, axis=0)
     launched = np.flatnonzero(last_ns != _NEVER)
-    _, begun = np.unique(trace.correlation[launched], return_index=True)
-    shows = (causes[1:] != _NEVER).any(axis=0)  # in a CUDA graph only the first task shows a latency
-    shows[launched[begun]] = True
-    shows &= (last_ns - second_ns >= _CERTAIN_NS) & (late_ns <= _MAX_OVERHEAD_NS)
-    shows &= late_ns >= np.where(cause == _CAUSES.index("gap"), -OVERLAP_NS, 0)
-    samples = {name: late_ns[shows & (cause == n)].tolist() for n, name in enumerate(_CAUSES)}
+    _, first_tasks = np.unique(trace.correlation[launched], return_index=True)
+    visible = (causes[1:] != _NEVER).any(axis=0)  # in a CUDA graph only the first task shows a latency
+    visible[launched[first_tasks]] = True
+    visible &= (last_ns - second_ns >= _CERTAIN_NS) & (late_ns <= _MAX_OVERHEAD_NS)
+    visible &= late_ns >= np.where(cause == _CAUSES.index("gap"), -OVERLAP_NS, 0)
+    samples = {name: late_ns[visible & (cause == n)].tolist() for n, name in enumerate(_CAUSES)}
     samples["event_hop"] = samples["event_hop"] or samples["gap"]
     return Overheads(**{name: _usual(late) for name, late in samples.items()})
 

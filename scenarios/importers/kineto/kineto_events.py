@@ -148,21 +148,21 @@ def _trace(
         for thread, spans in ranges.spans(columns.is_collective).items()
         for span in spans
     )
-    asks = {*calls.correlation[calls.match_names(_QUERIES)].tolist()}
-    host_waits = {call: wait for call, wait in host_waits.items() if call not in asks}
+    queries = {*calls.correlation[calls.match_names(_QUERIES)].tolist()}
+    host_waits = {call: wait for call, wait in host_waits.items() if call not in queries}
     records = np.sort(calls.correlation[calls.match_names(RECORD)]).tolist()
     for wait in resolve_waits(events.noted, records):
         recorded = wait.recorded if wait.recorded >= 0 else wait.asked
-        if wait.call in asks:
+        if wait.call in queries:
             continue
         if wait.stream < 0:
             host_waits[wait.call] = HostWait(wait.device, wait.on_stream, recorded)
         else:
-            key, source, sure = (len(waits), wait.on_stream), wait.on_stream, wait.recorded >= 0
-            waits.append(EventWait(key, wait.call, wait.device, wait.stream, source, recorded, sure))
-    matter = np.isin(calls.correlation, [*calls.correlation[launches].tolist(), *host_waits])
-    matter |= calls.match_names(_RELEVANT)
-    matter[:1] = True  # the first call marks the beginning of the trace
+            key, source, certain = (len(waits), wait.on_stream), wait.on_stream, wait.recorded >= 0
+            waits.append(EventWait(key, wait.call, wait.device, wait.stream, source, recorded, certain))
+    relevant = np.isin(calls.correlation, [*calls.correlation[launches].tolist(), *host_waits])
+    relevant |= calls.match_names(_RELEVANT)
+    relevant[:1] = True  # the first call marks the beginning of the trace
     waits_for, uncalled = callers(
         threads, events.numbered_operators(), events.operators.spans(NODE.match), calls
     )
@@ -171,11 +171,11 @@ def _trace(
     waits_for |= {thread: owner for thread, (owner, _) in in_turn.items()}
     return RecordedTrace(
         tasks,
-        calls.rows(threads, matter),
+        calls.rows(threads, relevant),
         waits,
         operators,
         host_waits,
-        _around(events, calls, np.flatnonzero(matter)),
+        _enclosing_names(events, calls, np.flatnonzero(relevant)),
         {threads[thread]: threads[owner] for thread, owner in waits_for.items()},
         [threads[thread] for thread in uncalled],
         {thread: _merge_overlapping(spans) for thread, spans in group_spans.items()},
@@ -197,14 +197,14 @@ def _add_sizes(
     tasks: list[GpuTask],
     operators: Sequence[str | None],
     inputs: Sequence[tuple[str, bytes, bytes, bytes, bytes]],
-    around: Mapping[int, tuple[str, int]],
+    operator_of: Mapping[int, tuple[str, int]],
 ) -> None:
     """Add the sizes of the operator (from `inputs`) around a launch to the longest of its kernels."""
-    if not around:
+    if not operator_of:
         return
     longest: dict[int, int] = {}
     for i, task in enumerate(tasks):
-        name, n = around.get(task.correlation, ("", UNSET))
+        name, n = operator_of.get(task.correlation, ("", UNSET))
         if name and operators[i] == name:
             longest[n] = max(longest.get(n, i), i, key=lambda index: tasks[index].duration_ns)
     sizes = cache(sizes_of)
@@ -218,20 +218,20 @@ def _operators_of(
     """Return the operator of each task: around its launch, or by number if that is not in the trace."""
     names = {n: name for n, (name, _) in events.operators.around(calls, launches).items()}
     launched = {*calls.correlation[launches].tolist()}
-    lost = {n: external for n, external in events.external.items() if n not in launched}
-    if lost:
+    unlaunched = {n: external for n, external in events.external.items() if n not in launched}
+    if unlaunched:
         numbered = events.operators.names_by_number()
-        names |= {n: numbered[external] for n, external in lost.items() if external in numbered}
+        names |= {n: numbered[external] for n, external in unlaunched.items() if external in numbered}
     return [names.get(task.correlation) for task in tasks]
 
 
-def _around(events: EventColumns, calls: Calls, rows: IntArray) -> dict[int, dict[str, str]]:
+def _enclosing_names(events: EventColumns, calls: Calls, rows: IntArray) -> dict[int, dict[str, str]]:
     """Return the operator and the module of calls, by correlation."""
-    around: dict[int, dict[str, str]] = defaultdict(dict)
+    names_of: dict[int, dict[str, str]] = defaultdict(dict)
     for key, spans in (("operator", events.operators), ("module", events.modules.nest_names())):
         for correlation, (name, _) in spans.around(calls, rows).items():
-            around[correlation][key] = name
-    return around
+            names_of[correlation][key] = name
+    return names_of
 
 
 def _launches(tasks: Sequence[GpuTask], calls: Calls) -> IntArray:

@@ -298,13 +298,13 @@ def resolve_waits(noted: Iterable[Noted], records: Sequence[int]) -> Iterator[No
     before: dict[tuple[int, int | None], Noted] = {}
     for wait in waits:
         prior = before.get((wait.device, wait.event)) if records and wait.event is not None else None
-        if wait.recorded < 0 and prior is not None and not _between(records, prior.call, wait.call):
+        if wait.recorded < 0 and prior is not None and not _is_any_between(records, prior.call, wait.call):
             wait = wait._replace(on_stream=prior.on_stream, recorded=prior.recorded, asked=prior.asked)
         if wait.on_stream >= 0:
             before[wait.device, wait.event] = wait
             yield wait
 
 
-def _between(calls: Sequence[int], first: int, then: int) -> bool:
-    """Whether any of some calls came after `first` and before `then`."""
-    return bisect.bisect(calls, first) < bisect.bisect(calls, then)
+def _is_any_between(calls: Sequence[int], first: int, last: int) -> bool:
+    """Whether any of some calls came after `first` and before `last`."""
+    return bisect.bisect(calls, first) < bisect.bisect(calls, last)

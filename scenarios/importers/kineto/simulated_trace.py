@@ -305,8 +305,8 @@ def delays_of(
             streams = [source for source in event.before if source.on_stream]
             ready = []
             for source in streams:
-                behind = gap if source.leaves_gap else 0
-                ready.append(source.end_ns + (behind if source.lane == event.lane else overheads.event_hop))
+                gap_ns = gap if source.leaves_gap else 0
+                ready.append(source.end_ns + (gap_ns if source.lane == event.lane else overheads.event_hop))
             ready.append(issued[id(event)] + overheads.launch_latency)
         late = event.start_ns - max(ready)
         if late < 0 or 0 < late < gap:

@@ -126,14 +126,14 @@ class _Plane:
         return sorted(events, key=lambda event: (event.start_ns, -event.end_ns))
 
     def _event(self, values: Mapping[int, list[Any]], start_ps: int) -> _Event | None:
-        name, always = self._names.get(last_number(values[1]), ("", []))
-        start, lasts = start_ps + as_signed(last_number(values[2])), as_signed(last_number(values[3]))
-        end = start + lasts
+        name, shared = self._names.get(last_number(values[1]), ("", []))
+        start, length = start_ps + as_signed(last_number(values[2])), as_signed(last_number(values[3]))
+        end = start + length
         if not 0 <= start <= end <= 1000 * LATEST_NS:
             raise InputError(f"{name or 'an event':.60}: from {start} to {end} ps is no span of time")
-        if not lasts:
+        if not length:
             return None
-        return _Event(name, start // 1000, end // 1000, self._read_stats([*always, *values[4]]))
+        return _Event(name, start // 1000, end // 1000, self._read_stats([*shared, *values[4]]))
 
     def _read_stats(self, stats: list[bytes]) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -175,8 +175,8 @@ def _add_tasks(columns: EventColumns, plane: _Plane, line: bytes, device: int, k
 def _add_ops(columns: EventColumns, ops: list[_Event], device: int, stream: int) -> None:
     """Add the innermost HLO ops."""
     for n, op in enumerate(ops):
-        then = ops[n + 1] if n + 1 < len(ops) else op
-        if then is op or then.end_ns > op.end_ns or then.start_ns >= op.end_ns:
+        following = ops[n + 1] if n + 1 < len(ops) else op
+        if following is op or following.end_ns > op.end_ns or following.start_ns >= op.end_ns:
             _add(columns, op, op.name, (device, stream), 0, {})
 
 
