@@ -49,9 +49,9 @@ BUILDERS: Final[Mapping[str, type[Builder]]] = {
 
 def _check_known(value: Any) -> Any:
     """Raise if a mapping names no builder."""
-    known = ", ".join(BUILDERS)
+    models = ", ".join(BUILDERS)
     if not isinstance(value, dict) or "model" not in value:
-        raise fault(f"should be a mapping with the key model, one of {known}")
+        raise fault(f"should be a mapping with the key model, one of {models}")
     name = value["model"]
     if not isinstance(name, str) or name not in BUILDERS:
         raise fault(f"there is no model {name!r}{hint(str(name), BUILDERS)}", ("model",))
@@ -69,11 +69,11 @@ def _on_accelerators(graph: Graph, machine: Machine) -> Graph:
     numbers = {pin: int(pin[3:]) for pin in graph.pins if re.fullmatch(r"gpu\d+", pin)}
     if not numbers or not numbers.keys().isdisjoint(machine.positions):
         return graph
-    n, there = 1 + max(numbers.values()), machine.accelerators
-    if len(there) < n:
-        message = f"needs an accelerator for each replica, {n:,}; the machine has {len(there):,}"
+    n, targets = 1 + max(numbers.values()), machine.accelerators
+    if len(targets) < n:
+        message = f"needs an accelerator for each replica, {n:,}; the machine has {len(targets):,}"
         raise InputError(message, path=("replicas",))
-    return replace(graph, pins=tuple(there[numbers[pin]] if pin in numbers else pin for pin in graph.pins))
+    return replace(graph, pins=tuple(targets[numbers[pin]] if pin in numbers else pin for pin in graph.pins))
 
 
 if TYPE_CHECKING:
@@ -118,11 +118,11 @@ class Build(Workload):
 
     def report(self, trace: Trace) -> dict[str, Any]:
         """Return the report of the builder; of training, a note if `train` predicts longer kernels."""
-        of = self.build_
-        if not isinstance(of, Gpt) or of.optimizer is None:
-            return of.report(trace)
+        builder = self.build_
+        if not isinstance(builder, Gpt) or builder.optimizer is None:
+            return builder.report(trace)
         from scenarios.workloads.calibrations import calibration_for, note_on_calibration
 
         used = trace.job.machine.devices[int(trace.device[0])]
-        fitted = calibration_for(used, of.dtype)
+        fitted = calibration_for(used, builder.dtype)
         return {"note": note_on_calibration(used, fitted)} if fitted else {}

@@ -72,15 +72,15 @@ class FabricFields(Strict):
 
     @model_validator(mode="after")
     def _kinds(self) -> FabricFields:
-        known = ("default", *get_args(CollectiveKind))
+        kinds = ("default", *get_args(CollectiveKind))
         for name in ("efficiency", "latency", "fixed"):
-            given = getattr(self, name)
-            if not isinstance(given, dict):
+            values = getattr(self, name)
+            if not isinstance(values, dict):
                 continue
-            for key in given:
+            for key in values:
                 kind = key if name == "latency" else key.partition("/")[0]
-                if kind not in known:
-                    raise fault(f"unknown kind of collective {kind!r}{hint(kind, known)}", (name, key))
+                if kind not in kinds:
+                    raise fault(f"unknown kind of collective {kind!r}{hint(kind, kinds)}", (name, key))
         return self
 
 
@@ -191,26 +191,26 @@ class CalibrationFields(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_from(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not isinstance(name := given.get("from"), str):
-            return given
+    def _fill_from(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or not isinstance(name := fields.get("from"), str):
+            return fields
         if name not in calibration_names():
             raise fault(f"there is no calibration {name!r}{hint(name, calibration_names())}", ("from",))
         begun = read_yaml_text(_read_shipped(name), name).plain()
         instead = {"nccl": ("node", "network"), "node": ("nccl",)}  # what a key stands in place of
-        gone = {key for name in instead if name in given for key in instead[name] if key not in given}
+        gone = {key for name in instead if name in fields for key in instead[name] if key not in fields}
         begun = {key: value for key, value in begun.items() if key not in gone}
-        for key, value in given.items():
-            both = isinstance(value, dict) and isinstance(begun.get(key), dict)
-            begun[key] = {**begun[key], **value} if both else value
+        for key, value in fields.items():
+            merges = isinstance(value, dict) and isinstance(begun.get(key), dict)
+            begun[key] = {**begun[key], **value} if merges else value
         return begun
 
     @model_validator(mode="after")
     def _one_way(self) -> CalibrationFields:
-        for name, given, other in (("node", self.node, self.network), ("network", self.network, self.node)):
-            if self.nccl is None and given is None:
+        for name, fabric, other in (("node", self.node, self.network), ("network", self.network, self.node)):
+            if self.nccl is None and fabric is None:
                 raise fault(f"{name} is missing: give it, or nccl")
-            if self.nccl is not None and given is None and other is not None:
+            if self.nccl is not None and fabric is None and other is not None:
                 raise fault(f"{name} is missing: nccl alone says what collectives take, or what is in nodes")
         if self.node is not None and self.node.latency == "nccl":
             raise fault("latency: nccl is of network, where messages cross nodes; give node a time")
@@ -238,10 +238,10 @@ class CalibrationFields(Strict):
 # and simumax/core/config.py of that repository (Apache-2.0).
 
 _GIB: Final = 2**30
-_THEIRS: Final = {"all_to_all": "all2all", "send": "p2p"}
+_SIMUMAX_KINDS: Final = {"all_to_all": "all2all", "send": "p2p"}
 """Kinds of collectives that have another name there."""
 _LAYOUTS: Final = {"TN": "F", "NN": "I", "NT": "W"}
-_HEADS: Final = "batch seq_len head_num kv_head_num qk_head_dim v_head_dim"
+_HEADS: Final = ("batch", "seq_len", "head_num", "kv_head_num", "qk_head_dim", "v_head_dim")
 _STAGES: Final = {"fwd": "F", "bwd_grad_act": "I", "bwd_grad_w": "W"}
 
 
@@ -263,42 +263,40 @@ def from_simumax(content: Mapping[str, Any], *, gradients: str = "fp32") -> Trai
     try:
         accelerator, networks = content["accelerator"], content["networks"]
         ops, rates = accelerator["op"], accelerator["bandwidth"]
-        whole = float(rates["default"]["gbps"]) * _GIB
+        memory_rate = float(rates["default"]["gbps"]) * _GIB
         passes = {
             "elementwise": rates["default"],
             "permute": rates.get("permute_fwd", rates["default"]),
             "cross-entropy": rates.get("ce_fusion", rates["default"]),
         }
-        inside = next(
-            networks[name] for name in ("high_intra_node", "intra_node_pcie_8x") if name in networks
-        )
+        intra = next(networks[name] for name in ("high_intra_node", "intra_node_pcie_8x") if name in networks)
         outside, node = networks["inter_node"], int(content.get("num_per_node", 8))
         return TrainingCalibration(
             name=str(content.get("sys_name", "simumax")),
             peak=float(ops["matmul"]["tflops"]) * 1e12,
-            memory_bandwidth=whole,
+            memory_bandwidth=memory_rate,
             product=float(ops["matmul"]["efficient_factor"]),
             attention_forward=float(ops["sdp_fwd"]["efficient_factor"]),
             attention_backward=float(ops["sdp_bwd"]["efficient_factor"]),
             pass_efficiency={
-                name: float(of["efficient_factor"]) * float(of["gbps"]) * _GIB / whole
-                for name, of in passes.items()
+                name: float(rate["efficient_factor"]) * float(rate["gbps"]) * _GIB / memory_rate
+                for name, rate in passes.items()
             },
             measured=_shares_measured(ops, gradients),
-            collectives=NodeFabrics(_simumax_fabric(inside, 1), _simumax_fabric(outside, node)),
+            collectives=NodeFabrics(_simumax_fabric(intra, 1), _simumax_fabric(outside, node)),
         )
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise InputError(f"is no system file of SimuMax: {type(error).__name__} at {error}") from error
 
 
-def _simumax_fabric(of: Mapping[str, Any], ranks: int) -> Fabric:
+def _simumax_fabric(network: Mapping[str, Any], ranks: int) -> Fabric:
     """Return a network whose bandwidth `ranks` ranks share."""
-    bandwidth = of["bandwidth"]
+    bandwidth = network["bandwidth"]
     efficiency = {"default": float(bandwidth.get("efficient_factor", 1.0))}
     latency = {"default": 1e3 * float(bandwidth["latency_us"])}
     fixed: dict[str, float] = {}
     for ours in get_args(CollectiveKind):
-        op = of["op"].get(_THEIRS.get(ours, ours), {})
+        op = network["op"].get(_SIMUMAX_KINDS.get(ours, ours), {})
         if op.get("efficient_factor") is not None:
             efficiency[ours] = float(op["efficient_factor"])
         for key, kinds in (("latency_us", latency), ("fixed_latency_us", fixed)):
@@ -311,26 +309,26 @@ def _simumax_fabric(of: Mapping[str, Any], ranks: int) -> Fabric:
 
 def _shares_measured(ops: Mapping[str, Any], gradients: str) -> dict[Product | Attention, float]:
     """Return the share of the peak reached by each measured shape."""
-    found: dict[Product | Attention, float] = {}
-    for of, factor in _shapes(ops["matmul"]):
-        part = _LAYOUTS[of["layout"]]
-        if int(of["b"]) == 1 and (part != "W" or of["out_dtype"] == gradients):
-            found[Product(int(of["m"]), int(of["k"]), int(of["n"]), part)] = factor  # type: ignore[arg-type]
-    for of, factor in _shapes(ops.get("group_matmul", {})):
-        if of["main_grad_dtype"] == gradients and of["dtype"] == "bf16":
-            groups, m, n, k = (int(of[key]) for key in ("ng", "M", "N", "K"))  # of the forward, whatever part
-            part = _STAGES[of["stage"]]
+    shares: dict[Product | Attention, float] = {}
+    for row, factor in _shapes(ops["matmul"]):
+        part = _LAYOUTS[row["layout"]]
+        if int(row["b"]) == 1 and (part != "W" or row["out_dtype"] == gradients):
+            shares[Product(int(row["m"]), int(row["k"]), int(row["n"]), part)] = factor  # type: ignore[arg-type]
+    for row, factor in _shapes(ops.get("group_matmul", {})):
+        if row["main_grad_dtype"] == gradients and row["dtype"] == "bf16":
+            groups, m, n, k = (int(row[key]) for key in ("ng", "M", "N", "K"))  # always of the forward
+            part = _STAGES[row["stage"]]
             sizes = {"F": (m, k, n), "I": (m, n, k), "W": (n, m, k)}[part]
-            found[Product(*sizes, part, groups)] = factor  # type: ignore[arg-type]
+            shares[Product(*sizes, part, groups)] = factor  # type: ignore[arg-type]
     for name, products in (("sdp_fwd", 2), ("sdp_bwd", 5)):
-        for of, factor in _shapes(ops.get(name, {})):
-            kernel = Attention(*(int(of[key]) for key in _HEADS.split()), name == "sdp_bwd")  # type: ignore[call-arg,arg-type]
+        for row, factor in _shapes(ops.get(name, {})):
+            kernel = Attention(*(int(row[key]) for key in _HEADS), name == "sdp_bwd")  # type: ignore[call-arg,arg-type]
             # Inputs that are not one contiguous tensor, such as those with rotary positions, take precedence.
-            if of.get("qkv_contiguous", "True") == "False" or kernel not in found:
+            if row.get("qkv_contiguous", "True") == "False" or kernel not in shares:
                 # They count all scores, and backward products as half as wide as queries and values together.
-                theirs = products * kernel.batch * kernel.heads * kernel.sequence**2
-                found[kernel] = factor * kernel.flops / (theirs * (kernel.query_head + kernel.value_head))
-    return found
+                counted = products * kernel.batch * kernel.heads * kernel.sequence**2
+                shares[kernel] = factor * kernel.flops / (counted * (kernel.query_head + kernel.value_head))
+    return shares
 
 
 def _shapes(op: Mapping[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
@@ -346,11 +344,11 @@ _FOLDER: Final = files(__package__) / "calibrations_data"
 
 def calibration_names() -> list[str]:
     """Return the names of the calibrations that ship with this project."""
-    return sorted(Path(str(each)).stem for each in _FOLDER.iterdir() if str(each).endswith(".yaml"))
+    return sorted(Path(str(file)).stem for file in _FOLDER.iterdir() if str(file).endswith(".yaml"))
 
 
 def calibration_of(
-    given: str | CalibrationFields, document: Document, precision: str = "bf16", gradients: str = "fp32"
+    source: str | CalibrationFields, document: Document, precision: str = "bf16", gradients: str = "fp32"
 ) -> TrainingCalibration:
     """Return the calibration of a scenario, given as a name, a file or numbers.
 
@@ -359,11 +357,11 @@ def calibration_of(
     InputError
         There is no such calibration, or its content is invalid.
     """
-    if not isinstance(given, str):
-        return to_calibration(given, "calibration", precision)
-    if given.removesuffix(".gz").endswith((".yaml", ".yml", ".json")):
-        return read_calibration(document.file(given), precision, gradients)
-    return named_calibration(given, precision)
+    if not isinstance(source, str):
+        return to_calibration(source, "calibration", precision)
+    if source.removesuffix(".gz").endswith((".yaml", ".yml", ".json")):
+        return read_calibration(document.file(source), precision, gradients)
+    return named_calibration(source, precision)
 
 
 @cache
@@ -381,15 +379,15 @@ def named_calibration(name: str, precision: str = "bf16") -> TrainingCalibration
     989400000000000.0
     """
     if name not in calibration_names():
-        what = (
+        message = (
             f"there is no calibration {name!r}{hint(name, calibration_names())} (files end in .yaml or .json)"
         )
-        if name in {each.name for each in presets()}:
-            what += (
+        if name in {preset.name for preset in presets()}:
+            message += (
                 f"; {name} is a device preset: give {{device: {name}, node: ..., network: ...}}, that is, "
                 "how its GPUs are connected (docs/training.md)"
             )
-        raise InputError(what)
+        raise InputError(message)
     return _parse(_read_shipped(name), name, precision)
 
 
@@ -445,25 +443,25 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         _refuse_precision(precision, f"{name} has one peak")
     elif dtype in peaks:
         peak, attention_peak = peaks[dtype], peaks.get(others)
-    for what, value in ((f"peak (of {precision})", peak), ("bandwidth", bandwidth)):
+    for quantity, value in ((f"peak (of {precision})", peak), ("bandwidth", bandwidth)):
         if not value:
-            raise InputError(f"{name}: {what} is missing; give it, or a device preset that has it")
+            raise InputError(f"{name}: {quantity} is missing; give it, or a device preset that has it")
     measured: dict[Product | Attention, float] = {}
-    for each in fields.measured:
-        if each.product is not None:
-            m, k, n, groups = (*each.product, 1)[:4]
-            measured[Product(m, k, n, each.phase, groups)] = each.efficiency
+    for row in fields.measured:
+        if row.product is not None:
+            m, k, n, groups = (*row.product, 1)[:4]
+            measured[Product(m, k, n, row.phase, groups)] = row.efficiency
         else:
-            assert each.attention is not None
-            measured[Attention(*each.attention, each.backward)] = each.efficiency  # type: ignore[call-arg,arg-type]
+            assert row.attention is not None
+            measured[Attention(*row.attention, row.backward)] = row.efficiency  # type: ignore[call-arg,arg-type]
     if fields.node is not None and fields.node.latency is None and not fields.node.fixed:
         warnings.warn(
             f"{name}: node has no latency, so that messages inside a node are counted by their bytes alone; "
             "give it latency: {default: 5us}, as h100-sxm has, or 0us if none is meant",
             stacklevel=2,
         )
-    taken = min(1.0, fields.sms / preset.get("sms", 160))  # of 160 SMs where none are known
-    hidden = 1 - taken if "sms" in preset else 1.0
+    sm_share = min(1.0, fields.sms / preset.get("sms", 160))  # of 160 SMs where none are known
+    hidden = 1 - sm_share if "sms" in preset else 1.0
     return TrainingCalibration(
         name=name,
         peak=float(peak or 0),
@@ -483,7 +481,7 @@ def to_calibration(fields: CalibrationFields, name: str, precision: str = "bf16"
         hiding=hidden if fields.overlap is None else fields.overlap,
         measured=measured,
         host=fields.host,
-        communication_sms=taken,
+        communication_sms=sm_share,
     )
 
 
@@ -500,11 +498,11 @@ def _alone(
     return KernelPrices(make_device(device, {"preset": device, **changed}), others, products)
 
 
-def _refuse_precision(precision: str, why: str) -> None:
+def _refuse_precision(precision: str, reason: str) -> None:
     """Raise if a precision would have no effect, unless it is the default."""
     if precision != "bf16":
         raise InputError(
-            f"{why}, and knows no precisions apart: with dtype: {precision} it would say what it says of "
+            f"{reason}, and knows no precisions apart: with dtype: {precision} it would say what it says of "
             "bf16; leave dtype out, or take a calibration with a device whose preset has such a peak"
         )
 
@@ -536,10 +534,11 @@ def why_another_gpu(calibration: TrainingCalibration, device: Device, dtype: str
     dtype : str
         Data type of the products.
     """
-    mine, theirs = (calibration.peak, calibration.memory_bandwidth), _roofs(device, dtype)
-    if all(math.isnan(b) or abs(a - b) <= 0.01 * b for a, b in zip(mine, theirs, strict=True)):
+    rates, roofs = (calibration.peak, calibration.memory_bandwidth), _roofs(device, dtype)
+    pairs = zip(rates, roofs, strict=True)
+    if all(math.isnan(roof) or abs(rate - roof) <= 0.01 * roof for rate, roof in pairs):
         return None
-    return f"{calibration.name} is of a GPU of {_describe(*mine)}, and {device.name} has {_describe(*theirs)}"
+    return f"{calibration.name} is of a GPU of {_describe(*rates)}, and {device.name} has {_describe(*roofs)}"
 
 
 def calibration_for(device: Device, dtype: str) -> TrainingCalibration | None:
@@ -547,9 +546,9 @@ def calibration_for(device: Device, dtype: str) -> TrainingCalibration | None:
     if any(map(math.isnan, _roofs(device, dtype))):
         return None
     for name in calibration_names():
-        found = named_calibration(name)
-        if not found.is_unfitted and why_another_gpu(found, device, dtype) is None:
-            return found
+        calibration = named_calibration(name)
+        if not calibration.is_unfitted and why_another_gpu(calibration, device, dtype) is None:
+            return calibration
     return None
 
 

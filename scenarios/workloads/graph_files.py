@@ -43,7 +43,7 @@ Attributes = Annotated[
 ]
 Files = Annotated[
     Annotated[File, Tag("<file>")] | Annotated[list[File], Tag("<files>")],
-    Discriminator(lambda given: "<files>" if isinstance(given, list) else "<file>"),
+    Discriminator(lambda value: "<files>" if isinstance(value, list) else "<file>"),
 ]
 Unknown = Annotated[
     Literal["error", "bytes"],
@@ -120,14 +120,14 @@ class ImportedFile(Workload):
             return apply_changes(graph, self.what_if, path=("what_if",))
 
 
-def _files(document: Document, given: str | list[str], format: object) -> Path | list[Path]:
+def _files(document: Document, names: str | list[str], format: object) -> Path | list[Path]:
     """Return the path of the file, or files, that a scenario names, each resolved in its folder."""
-    if isinstance(given, list):
-        return [document.file(name) for name in given]
-    path = document.file(given)
+    if isinstance(names, list):
+        return [document.file(name) for name in names]
+    path = document.file(names)
     if format not in TRACES or not path.is_dir():
         return path
-    return [document.file(f"{given}/{name}") for name in files_in(path, str(format))]
+    return [document.file(f"{names}/{name}") for name in files_in(path, str(format))]
 
 
 class GraphFile(ImportedFile):
@@ -246,12 +246,12 @@ class TorchModule(Workload):
             function = plugins.lookup(
                 "sim.importers", self.torch, allow_code=True, directory=document.directory
             )
-        made: Any
+        value: Any
         try:
-            made = function(**self.arguments)
+            value = function(**self.arguments)
         except Exception as error:  # the user's code: whatever it raises is about the scenario
             raise wrong(f"{self.torch} failed: {type(error).__name__}: {error}") from error
-        if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[1], tuple | list):
-            raise wrong(f"{self.torch} should return (nn.Module, (example inputs, ...)), not {made!r:.60}")
+        if not isinstance(value, tuple) or len(value) not in (2, 3) or not isinstance(value[1], tuple | list):
+            raise wrong(f"{self.torch} should return (nn.Module, (example inputs, ...)), not {value!r:.60}")
         with document.placing("workload", "torch"):
-            return import_torch(*made, dtype=self.dtype, unknown=self.unknown)
+            return import_torch(*value, dtype=self.dtype, unknown=self.unknown)

@@ -147,9 +147,9 @@ class Op(Strict):
             raise fault("has fails twice, as a key and among its attributes; give one of them")
         keys = FUNCTIONAL_KINDS.get(self.kind, ())
         if any(key not in self.attributes for key in keys):
-            given = [f"{key}: FUNCTION" for key in keys] + (["trips: N"] if self.kind == "while" else [])
+            examples = [f"{key}: FUNCTION" for key in keys] + (["trips: N"] if self.kind == "while" else [])
             message = f"an op of kind {self.kind} stands for the ops of {' and '.join(keys)}"
-            raise fault(f"{message}; give attributes: {{{', '.join(given)}}}")
+            raise fault(f"{message}; give attributes: {{{', '.join(examples)}}}")
         return self
 
     def sizes(self) -> list[int]:
@@ -232,21 +232,21 @@ class InlineOps(Workload):
         """Return the graph of the ops, built once."""
         if self._graph is None or self._graph.name != document.title:
             self._graph = self._make(document)
-        known = [word for device in machine.devices for word in (device.name, device.kind)]
+        device_words = [word for device in machine.devices for word in (device.name, device.kind)]
         placed: dict[Loc, Mapping[str, External | Op]] = {  # other ops are checked when they are placed
             ("inputs",): self.inputs,
             ("parameters",): self.parameters,
             **{("functions", name, "ops"): function.ops for name, function in self.functions.items()},
         }
-        for at, things in placed.items():
+        for section, things in placed.items():
             for name, thing in things.items():
-                if thing.device is not None and thing.device not in known:
-                    error = UnknownNameError("device", thing.device, known)
-                    raise document.wrong(error, ("workload", *at, name, "device"))
+                if thing.device is not None and thing.device not in device_words:
+                    error = UnknownNameError("device", thing.device, device_words)
+                    raise document.wrong(error, ("workload", *section, name, "device"))
         return self._graph
 
     def _make(self, document: Document) -> Graph:
-        self._tell_unused_functions(document)
+        self._warn_of_unused_functions(document)
         builder = GraphBuilder(document.title)
         records = [
             _record(name, op, part, self.ops) for name, op in self.ops.items() for part in range(op.split)
@@ -271,10 +271,10 @@ class InlineOps(Workload):
             loc = op_place(error, document)
             raise document.error(loc, op_message(error, document), key=loc[-1] == "ops") from None
 
-    def _tell_unused_functions(self, document: Document) -> None:
+    def _warn_of_unused_functions(self, document: Document) -> None:
         """Warn of functions that no op names."""
         used = set[str]()
-        for op in (*self.ops.values(), *(op for each in self.functions.values() for op in each.ops.values())):
+        for op in (*self.ops.values(), *(op for f in self.functions.values() for op in f.ops.values())):
             keys = (*FUNCTIONAL_KINDS.get(op.kind, ()), "cond")
             used |= {str(op.attributes[key]) for key in keys if key in op.attributes}
         for name in self.functions:
@@ -283,19 +283,19 @@ class InlineOps(Workload):
                 warnings.warn(f"{place}: no op uses the function {name!r}", stacklevel=2)
 
 
-_AS_WRITTEN: Final = ("kind", "device", "dtype", "stage", "micro_batch", "phase")
+_COPIED: Final = ("kind", "device", "dtype", "stage", "micro_batch", "phase")
 
 
 def _record(name: str, op: Op, part: int, ops: Mapping[str, Op]) -> dict[str, Any]:
     """Return one part of an op as arguments of `GraphBuilder.op`; an unsplit op has one part."""
 
-    def share(whole: int) -> int:
-        return whole * (part + 1) // op.split - whole * part // op.split
+    def share(amount: int) -> int:
+        return amount * (part + 1) // op.split - amount * part // op.split
 
     duration_ns = {kind: share(ns) for kind, ns in op.duration.items()}
     return {
         "name": f"{name}/{part}" if op.split > 1 else name,
-        **{key: getattr(op, key) for key in _AS_WRITTEN},
+        **{key: getattr(op, key) for key in _COPIED},
         "attributes": {**op.attributes, "fails": op.fails} if op.fails else op.attributes,
         "inputs": _expand(op.inputs, ops),
         "after": _expand(op.after, ops),

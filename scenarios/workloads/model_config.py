@@ -96,31 +96,31 @@ def model_sizes(path: Path) -> dict[str, Any]:
     InputError
         The file cannot be read, is not a configuration, or belongs to an unknown family.
     """
-    given = read_json(path)
+    content = read_json(path)
     with in_file(path):
-        if not isinstance(given, dict) or not isinstance(given.get("model_type"), str):
+        if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
             raise InputError("is no configuration of a model: it has no model_type")
-        if given["model_type"] not in _FAMILIES:  # its sizes may have any names
-            raise UnknownNameError("model_type", given["model_type"], sorted(_FAMILIES))
-        known = {key: value for key, value in given.items() if value is not None}
+        if content["model_type"] not in _FAMILIES:  # its sizes may have any names
+            raise UnknownNameError("model_type", content["model_type"], sorted(_FAMILIES))
+        present = {key: value for key, value in content.items() if value is not None}
         try:
-            of = _Config.model_validate(known)
+            config = _Config.model_validate(present)
         except ValidationError as error:
-            raise input_error(error, _Config, known) from None
-        own = of.model_dump(include={*Architecture.__annotations__}, exclude_none=True)
-        sizes = {**_FAMILIES[of.model_type], **own}
+            raise input_error(error, _Config, present) from None
+        stated = config.model_dump(include={*Architecture.__annotations__}, exclude_none=True)
+        sizes = {**_FAMILIES[config.model_type], **stated}
         for key in ("layer_types", "compress_ratios"):
-            if key in known and len(known[key]) < of.layers:
-                raise InputError(f"{key} has {len(known[key])} of {of.layers} layers")
-        if of.experts:
-            width = of.moe_shared_expert_intermediate_size or of.expert_middle or 0
-            sizes["shared_middle"] = width * of.n_shared_experts
-        if of.model_type == "gpt2":
-            sizes["positions"] = of.n_positions
-        if of.model_type == "deepseek_v4":
-            return sizes | _pooled_layers(of)
-        sizes |= _window(of)
-        return sizes | (_pattern(of, sizes) if of.pattern is None else {})
+            if key in present and len(present[key]) < config.layers:
+                raise InputError(f"{key} has {len(present[key])} of {config.layers} layers")
+        if config.experts:
+            width = config.moe_shared_expert_intermediate_size or config.expert_middle or 0
+            sizes["shared_middle"] = width * config.n_shared_experts
+        if config.model_type == "gpt2":
+            sizes["positions"] = config.n_positions
+        if config.model_type == "deepseek_v4":
+            return sizes | _pooled_layers(config)
+        sizes |= _window(config)
+        return sizes | (_pattern(config, sizes) if config.pattern is None else {})
 
 
 _POOLED: Final[Mapping[Any, str]] = {
@@ -134,25 +134,25 @@ _POOLED: Final[Mapping[Any, str]] = {
 """Parts of a layer of DeepSeek-V4, by the number of tokens per pooled key or by the layer type's name."""
 
 
-def _pooled_layers(of: _Config) -> dict[str, Any]:
+def _pooled_layers(config: _Config) -> dict[str, Any]:
     """Return the window of DeepSeek-V4 and the pattern of its layers, which says which have pooled keys."""
-    key = "layer_types" if of.compress_ratios is None else "compress_ratios"
-    kinds = getattr(of, key)
-    if kinds is None or of.sliding_window is None:
+    key = "layer_types" if config.compress_ratios is None else "compress_ratios"
+    kinds = getattr(config, key)
+    if kinds is None or config.sliding_window is None:
         raise InputError("has no compress_ratios, layer_types or sliding_window")
-    if unknown := [each for each in kinds if each not in _POOLED]:
+    if unknown := [kind for kind in kinds if kind not in _POOLED]:
         raise InputError(f"{key}: {unknown[0]!r} is none of {', '.join(map(str, _POOLED))}")
-    return {"window": of.sliding_window, "pattern": [_POOLED[each] for each in kinds[: of.layers]]}
+    return {"window": config.sliding_window, "pattern": [_POOLED[kind] for kind in kinds[: config.layers]]}
 
 
-def _window(of: _Config) -> dict[str, int]:
+def _window(config: _Config) -> dict[str, int]:
     """Return the attention window and how often a layer has full attention; empty if all layers do.
 
     Qwen has windows only where `use_sliding_window` is set; by default it is not.
     """
-    window, kinds = of.sliding_window, _attention(of)
+    window, kinds = config.sliding_window, _attention(config)
     if kinds is None:
-        every = _FULL_EVERY.get(of.model_type)
+        every = _FULL_EVERY.get(config.model_type)
         return {} if every is None or window is None else {"window": window, "full_every": every}
     if "w" not in kinds:
         return {}
@@ -161,24 +161,24 @@ def _window(of: _Config) -> dict[str, int]:
     return {"window": window, "full_every": kinds.index("*") + 1 if "*" in kinds else 0}
 
 
-def _attention(of: _Config) -> list[str] | None:
+def _attention(config: _Config) -> list[str] | None:
     """Return the letter of each layer's attention, or None if the configuration does not give it."""
-    if of.layer_types is None and of.use_sliding_window:
-        return ["*" if i < of.max_window_layers else "w" for i in range(of.layers)]
+    if config.layer_types is None and config.use_sliding_window:
+        return ["*" if i < config.max_window_layers else "w" for i in range(config.layers)]
     letters = {"sliding_attention": "w", "full_attention": "*"}
-    if unknown := [kind for kind in of.layer_types or () if kind not in letters]:
+    if unknown := [kind for kind in config.layer_types or () if kind not in letters]:
         raise InputError(f"layer_types: {unknown[0]!r} is none of {', '.join(letters)}")
-    return of.layer_types and [letters[kind] for kind in of.layer_types]
+    return config.layer_types and [letters[kind] for kind in config.layer_types]
 
 
-def _pattern(of: _Config, sizes: Mapping[str, Any]) -> dict[str, list[str]]:
+def _pattern(config: _Config, sizes: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the parts of each layer, if windows and experts do not follow from sizes alone."""
-    layers, step, without = of.layers, of.decoder_sparse_step or 1, of.mlp_only_layers
+    layers, step, without = config.layers, config.decoder_sparse_step or 1, config.mlp_only_layers
     window, every = sizes.get("window", 0), sizes.get("full_every", 0)
     repeated = [windowed_or_full(i, window, every) for i in range(layers)]
-    attention = (_attention(of) or repeated)[:layers]
+    attention = (_attention(config) or repeated)[:layers]
     if attention == repeated and step == 1 and not without:
         return {}
-    dense = (of.dense_layers or 0) if of.experts else layers
+    dense = (config.dense_layers or 0) if config.experts else layers
     experts = (i >= dense and (i + 1) % step == 0 and i not in without for i in range(layers))
-    return {"pattern": [of + "-E"[has] for of, has in zip(attention, experts, strict=True)]}
+    return {"pattern": [config + "-E"[has] for config, has in zip(attention, experts, strict=True)]}

@@ -294,20 +294,20 @@ class PipelineFields(StageFields):
         stages = len(self.stages) if isinstance(self.stages, list) else self.stages or self.ranks or 1
         slots = stages * (self.chunks or 1 if self.ranks else 1) * self.micro_batches
         if slots > MOST_SLOTS:
-            given = f"{stages:,} stages and {self.micro_batches:,} micro-batches, {slots:,} forwards"
-            raise fault(f"has {given}; there may be {MOST_SLOTS:,}")
+            sizes = f"{stages:,} stages and {self.micro_batches:,} micro-batches, {slots:,} forwards"
+            raise fault(f"has {sizes}; there may be {MOST_SLOTS:,}")
         return self
 
     @model_validator(mode="after")
     def _one_source(self) -> PipelineFields:
         sources = ("stages", "ranks", "layers", "graph", "model")
-        given = [key for key in sources if getattr(self, key) is not None]
-        cut = [key for key in given if key in ("layers", "graph", "model")]
-        counts = [key for key in given if key not in cut]
+        present = [key for key in sources if getattr(self, key) is not None]
+        cut = [key for key in present if key in ("layers", "graph", "model")]
+        counts = [key for key in present if key not in cut]
         several = max(len(cut), len(counts)) > 1 or (cut and isinstance(self.stages, list))
-        if not given or several or (not counts and isinstance(self.partition, str)):
+        if not present or several or (not counts and isinstance(self.partition, str)):
             raise fault(
-                f"has {' and '.join(given) or 'no stages'}; give stages, how many or a list, or ranks: N "
+                f"has {' and '.join(present) or 'no stages'}; give stages, how many or a list, or ranks: N "
                 "(times the chunks of the schedule), into which one of layers, a graph and a model may be cut"
             )
         if isinstance(self.backward, Fraction) and self.graph is None:

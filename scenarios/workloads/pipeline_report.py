@@ -68,18 +68,18 @@ def waits_for(trace: Trace, devices: Sequence[int]) -> list[dict[str, int]]:
     rows = np.lexsort((facts.start, facts.device))
     rows = rows[(slots | graph.is_kind("optimizer")[ops])[rows]]
     device, start, end = facts.device[rows], facts.start[rows], facts.end[rows]
-    found: list[dict[str, int]] = []
-    for d in devices:
-        mine = np.flatnonzero(device == d)
-        mine = mine[: 1 + np.flatnonzero(slots[rows[mine]]).max(initial=-1)]  # to the last slot
-        over = np.maximum.accumulate(end[mine])
-        gaps = np.flatnonzero(start[mine][1:] > over[:-1]) + 1
+    causes: list[dict[str, int]] = []
+    for number in devices:
+        own_rows = np.flatnonzero(device == number)
+        own_rows = own_rows[: 1 + np.flatnonzero(slots[rows[own_rows]]).max(initial=-1)]  # to the last slot
+        ends_so_far = np.maximum.accumulate(end[own_rows])
+        gaps = np.flatnonzero(start[own_rows][1:] > ends_so_far[:-1]) + 1
         blamed: Counter[str] = Counter()
         for k in gaps.tolist():
-            walk.back(int(rows[mine[k]]), int(over[k - 1]), int(start[mine[k]]), blamed)
+            walk.back(int(rows[own_rows[k]]), int(ends_so_far[k - 1]), int(start[own_rows[k]]), blamed)
         some = (item for item in blamed.items() if item[1])
-        found.append(dict(sorted(some, key=lambda item: (-item[1], item[0]))))
-    return found
+        causes.append(dict(sorted(some, key=lambda item: (-item[1], item[0]))))
+    return causes
 
 
 def order_of_slots(trace: Trace, devices: Sequence[str]) -> Schedule:
@@ -117,9 +117,9 @@ _BUFFERS, _ACTIVATIONS, _INPUTS, _RECOMPUTED, _SKIPS, _WORKING = range(len(RESID
 
 def read_by(graph: Graph, ops: BoolArray) -> BoolArray:
     """Return, for each tensor, whether one of these ops reads it."""
-    found = np.zeros(graph.n_tensors, bool)
-    found[graph.inputs.indices[ops[graph.inputs.rows()]]] = True
-    return found
+    is_read = np.zeros(graph.n_tensors, bool)
+    is_read[graph.inputs.indices[ops[graph.inputs.rows()]]] = True
+    return is_read
 
 
 def band_of_tensors(trace: Trace) -> IntArray:
@@ -129,23 +129,23 @@ def band_of_tensors(trace: Trace) -> IntArray:
     for tensor, name in enumerate(graph.external_names):
         band[tensor] = RESIDENT.index(name.partition(" of stage ")[0])
     producer = graph.tensor_producer
-    made = np.flatnonzero(producer != UNSET)
-    op = producer[made]
-    k = made - graph.first_output[op]
+    produced = np.flatnonzero(producer != UNSET)
+    op = producer[produced]
+    k = produced - graph.first_output[op]
     recomputes = np.array([*(name == "R" for name in graph.phases), False])[graph.phase_code]
     unread, checkpoint = ~read_by(graph, np.ones(len(graph), bool)), read_by(graph, recomputes)
     for phase, name in enumerate(graph.phases):
-        here = graph.phase_code[op] == phase
+        in_phase = graph.phase_code[op] == phase
         if name == "F" or "+" in name:  # in an overlapped pair the forward comes first
-            second, more = made[here & (k == 1)], made[here & (k > 2)]
+            second, more = produced[in_phase & (k == 1)], produced[in_phase & (k > 2)]
             band[second] = np.where(checkpoint[second], _INPUTS, _ACTIVATIONS)  # I frees the others
-            band[made[here & (k == 2)]] = _ACTIVATIONS
+            band[produced[in_phase & (k == 2)]] = _ACTIVATIONS
             band[more] = np.where(unread[more], _WORKING, _SKIPS)
         elif name == "R":
-            more = made[here & (k > 0)]
+            more = produced[in_phase & (k > 0)]
             band[more] = np.where(unread[more], _WORKING, _RECOMPUTED)
         if "B" in name or "I" in name:  # their other outputs, gradients of skips, are read
-            band[made[here & (k > 0) & unread[made]]] = _WORKING
+            band[produced[in_phase & (k > 0) & unread[produced]]] = _WORKING
     return band
 
 
@@ -157,7 +157,7 @@ def memory_peaks(
     `band` is the band of each tensor; by default, as in a pipeline's graph.
     """
     lives, band = lifetimes(trace), band_of_tensors(trace) if band is None else band
-    return [_at_peak(lives, band, d) for d in devices]
+    return [_at_peak(lives, band, number) for number in devices]
 
 
 def reserved_bytes(trace: Trace, devices: Sequence[int]) -> list[int]:
@@ -170,34 +170,34 @@ def reserved_bytes(trace: Trace, devices: Sequence[int]) -> list[int]:
     """
     lives, band, graph = lifetimes(trace), band_of_tensors(trace), trace.job.graph
     producer = graph.tensor_producer[lives.tensor]
-    made = producer != UNSET
-    op = np.where(made, producer, 0)
-    elsewhere = made & (trace.job.device_of[op] != lives.device)
+    produced = producer != UNSET
+    op = np.where(produced, producer, 0)
+    elsewhere = produced & (trace.job.device_of[op] != lives.device)
     received = np.zeros(len(graph), dtype=bool)  # forwards that have received anything
     reader = graph.inputs.rows()
     source = graph.tensor_producer[graph.inputs.indices]
     crossing = (source != UNSET) & (trace.job.device_of[source] != trace.job.device_of[reader])
     received[reader[crossing]] = bool(trace.job.machine.links)
-    apart = elsewhere | (made & (band[lives.tensor] == _INPUTS) & received[op])
-    pool = np.where(apart, graph.micro_batch[op], UNSET)
-    pools, which = np.unique(np.stack((lives.device, pool)), axis=1, return_inverse=True)
-    most = most_in_use(lives.start_ns, lives.end_ns, lives.nbytes, which.reshape(-1), pools.shape[1])
+    own_pool = elsewhere | (produced & (band[lives.tensor] == _INPUTS) & received[op])
+    pool = np.where(own_pool, graph.micro_batch[op], UNSET)
+    pools, pool_of = np.unique(np.stack((lives.device, pool)), axis=1, return_inverse=True)
+    peaks = most_in_use(lives.start_ns, lives.end_ns, lives.nbytes, pool_of.reshape(-1), pools.shape[1])
     total = np.zeros(len(trace.job.machine.devices), np.int64)
-    np.add.at(total, pools[0], most)
-    return [int(total[d]) for d in devices]
+    np.add.at(total, pools[0], peaks)
+    return [int(total[number]) for number in devices]
 
 
 def _at_peak(lives: Lifetimes, band: IntArray, device: int) -> tuple[int, dict[str, int]]:
     """Return the instant at which a device holds the most, and how much of each band it holds then."""
-    mine = lives.of(lives.device == device)
-    times, held = mine.levels()
+    own_lives = lives.of(lives.device == device)
+    times, nbytes = own_lives.levels()
     if not len(times):
         return 0, {}
-    at = int(times[int(held.argmax())])
-    alive = mine.of((mine.start_ns <= at) & (mine.end_ns > at))
+    peak_ns = int(times[int(nbytes.argmax())])
+    alive = own_lives.of((own_lives.start_ns <= peak_ns) & (own_lives.end_ns > peak_ns))
     total = np.zeros(len(BANDS), np.int64)
     np.add.at(total, band[alive.tensor], alive.nbytes)
-    return at, {name: size for name, size in zip(BANDS, total.tolist(), strict=True) if size}
+    return peak_ns, {name: size for name, size in zip(BANDS, total.tolist(), strict=True) if size}
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -229,23 +229,23 @@ class PipelineOnDevices(PlacedPipeline):
             With what takes the memory, and what would help.
         """
         numbers = self._numbers(trace)
-        limits = [trace.job.machine.devices[d].memory_bytes for d in numbers]
+        limits = [trace.job.machine.devices[number].memory_bytes for number in numbers]
         if not any(limit is not None for limit in limits):
             return
-        found = []
-        for rank, (limit, (at, bands)) in enumerate(zip(limits, memory_peaks(trace, numbers), strict=True)):
-            if limit is not None and (over := sum(bands.values()) - limit) > 0:
-                found.append((over, rank, limit, at, bands))
-        if not found:
+        misfits = []
+        for rank, (limit, (ns, bands)) in enumerate(zip(limits, memory_peaks(trace, numbers), strict=True)):
+            if limit is not None and (excess := sum(bands.values()) - limit) > 0:
+                misfits.append((excess, rank, limit, ns, bands))
+        if not misfits:
             return
-        over, rank, limit, at, bands = max(found, key=itemgetter(0))
+        excess, rank, limit, ns, bands = max(misfits, key=itemgetter(0))
         raise OutOfMemoryError(
-            f"{self.schedule.name}: rank {rank} ({self.devices[rank]}) needs {size(limit + over)} of "
-            f"{size(limit)} at micro-batch {_micro_batch(trace, numbers[rank], at)}: {owners(bands)}\n"
-            f"  {self._help(over, limit, bands, rank)}"
+            f"{self.schedule.name}: rank {rank} ({self.devices[rank]}) needs {size(limit + excess)} of "
+            f"{size(limit)} at micro-batch {_micro_batch(trace, numbers[rank], ns)}: {owners(bands)}\n"
+            f"  {self._help(excess, limit, bands, rank)}"
         )
 
-    def _help(self, over: int, limit: int, bands: Mapping[str, int], rank: int) -> str:
+    def _help(self, excess: int, limit: int, bands: Mapping[str, int], rank: int) -> str:
         """Say what would make it fit; partial recomputation comes before full recomputation."""
         resident = sum(bands.get(name, 0) for name in RESIDENT)
         if resident > limit:
@@ -253,26 +253,26 @@ class PipelineOnDevices(PlacedPipeline):
                 f"what stays the whole time is too much by {size(resident - limit)}; it would take more "
                 "stages, sharded optimizer state, or larger memory"
             )
-        mine, stages = self.schedule.stages_of(rank), self.stages
-        one = max(stages[s].activation_nbytes for s in mine)
+        own_stages, stages = self.schedule.stages_of(rank), self.stages
+        one = max(stages[s].activation_nbytes for s in own_stages)
         advice = []
-        if one and (held := bands.get("activations", 0)):
-            for what, changed in self.others():
+        if one and (activations := bands.get("activations", 0)):
+            for setting, changed in self.others():
                 saved = max(
-                    held // one * (stages[s].activation_nbytes - changed[s].activation_nbytes)
+                    activations // one * (stages[s].activation_nbytes - changed[s].activation_nbytes)
                     + min(0, stages[s].working_nbytes - changed[s].working_nbytes)
-                    for s in mine
+                    for s in own_stages
                 )
-                if saved >= over:
-                    advice.append(what)
+                if saved >= excess:
+                    advice.append(setting)
                     break
-            fewer = math.ceil(over / one)
-            if held // one > fewer:
+            fewer = math.ceil(excess / one)
+            if activations // one > fewer:
                 advice.append(f"{fewer} fewer micro-batch{'es' if fewer > 1 else ''} in flight")
-            checkpointed = held // one * max(stages[s].input_nbytes for s in mine) + one
-            if held - checkpointed >= over:
+            checkpointed = activations // one * max(stages[s].input_nbytes for s in own_stages) + one
+            if activations - checkpointed >= excess:
                 advice.append("checkpoint: always (recomputation)")
-        advice.append(f"{size(over)} more memory")
+        advice.append(f"{size(excess)} more memory")
         return f"it would fit with {', or '.join(advice)}"
 
     def report(self, trace: Trace) -> dict[str, Any]:
@@ -286,15 +286,15 @@ class PipelineOnDevices(PlacedPipeline):
         first, last = np.full(n, makespan), np.zeros(n, np.int64)
         np.minimum.at(first, device[slot], begin[slot])
         np.maximum.at(last, device[slot], end[slot])
-        executing, computing = (union(begin[of], end[of], device[of]) for of in (slice(None), computes))
+        executing, computing = (union(begin[k], end[k], device[k]) for k in (slice(None), computes))
         span, every = np.maximum(last - first, 0), np.arange(n)
         busy, in_spans = (
-            Cover(those, makespan).between(first, last, every) for those in (computing, executing)
+            Cover(cover, makespan).between(first, last, every) for cover in (computing, executing)
         )
-        longest = max(numbers, key=lambda d: (int(span[d]), int(busy[d])))
+        longest = max(numbers, key=lambda number: (int(span[number]), int(busy[number])))
         makespan_bubble = _excess(len(numbers) * makespan, int(executing.lengths(n)[numbers].sum()))
         causes = waits_for(trace, numbers)
-        kept = {key: schedule.meta.get(key) for key in ("weight_versions", "staleness")}
+        meta = {key: schedule.meta.get(key) for key in ("weight_versions", "staleness")}
         return {
             "pipeline": {
                 "schedule": schedule.name,
@@ -310,10 +310,10 @@ class PipelineOnDevices(PlacedPipeline):
                 "makespan_bubble": makespan_bubble,
                 "span_bubble": _excess(int(span[longest]), int(in_spans[longest])),
                 **self._formula(graph.kinds),
-                **(_of_inference(trace) if schedule.forward_only else {}),
+                **(_inference_report(trace) if schedule.forward_only else {}),
                 "peak_activations": list(peak_activations(schedule)),
                 "waits_for": causes,
-                "bottleneck": _most(causes),
+                "bottleneck": _bottleneck(causes),
                 "exposed_ns": [
                     sum(ns for cause, ns in of_rank.items() if cause.split()[0] in COMMUNICATION)
                     for of_rank in causes
@@ -321,17 +321,17 @@ class PipelineOnDevices(PlacedPipeline):
                 "devices": list(self.devices),
                 "memory_bytes": [bands for _, bands in memory_peaks(trace, numbers)],
                 "reserved_bytes": reserved_bytes(trace, numbers),
-                **{key: list(row) for key, row in kept.items() if row is not None},
+                **{key: list(row) for key, row in meta.items() if row is not None},
             }
         }
 
     def _formula(self, kinds: Sequence[str]) -> dict[str, Any]:
         """Return the bubble of the closed form, if there is one, and equal stages only have its phases."""
-        of, form = self.schedule, None
-        other = of.in_flight < of.micro_batches or not {"R", "collective"}.isdisjoint(kinds)
+        plan, form = self.schedule, None
+        other = plan.in_flight < plan.micro_batches or not {"R", "collective"}.isdisjoint(kinds)
         if len({stage.times for stage in self.stages}) == 1 and not other:
-            sizes = {"ranks": of.ranks, "micro_batches": of.micro_batches, "chunks": of.chunks}
-            form = closed_form(of.name, **sizes, times=self.stages[0].times)
+            sizes = {"ranks": plan.ranks, "micro_batches": plan.micro_batches, "chunks": plan.chunks}
+            form = closed_form(plan.name, **sizes, times=self.stages[0].times)
         if form is None:
             return {"bubble_formula": None, "formula": None, "formula_of": None}
         return {
@@ -344,7 +344,7 @@ class PipelineOnDevices(PlacedPipeline):
 def owners(bands: Mapping[str, int]) -> str:
     """Return what takes memory, the most first."""
     most_first = sorted(bands.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {size(held)}" for name, held in most_first if held)
+    return ", ".join(f"{name} {size(nbytes)}" for name, nbytes in most_first if nbytes)
 
 
 def _micro_batch(trace: Trace, device: int, at_ns: int) -> int:
@@ -354,7 +354,7 @@ def _micro_batch(trace: Trace, device: int, at_ns: int) -> int:
     return int(graph.micro_batch[tasks["op"][rows]][-1])
 
 
-def _of_inference(trace: Trace) -> dict[str, Any]:
+def _inference_report(trace: Trace) -> dict[str, Any]:
     """Return the throughput of a pipeline in micro-batches per second, and their latency."""
     graph, ops = trace.job.graph, trace.tasks["op"]
     rows = (graph.micro_batch[ops] != UNSET) & trace.counts[trace.tasks["iteration"]]
@@ -374,7 +374,7 @@ def _excess(cost: int, work: int) -> float:
     return float(Fraction(cost - work, cost)) if cost else 0.0
 
 
-def _most(causes: Sequence[Mapping[str, int]]) -> str | None:
+def _bottleneck(causes: Sequence[Mapping[str, int]]) -> str | None:
     """Return what all ranks together waited for longest; ties go to the first by name."""
     total: Counter[str] = Counter()
     for of_rank in causes:

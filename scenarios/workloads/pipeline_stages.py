@@ -91,12 +91,12 @@ class StageMaker:
         if machine is None:
             return []
         if self.fields.devices is not None:
-            given = [machine.devices[machine.device_index(name)] for name in self.fields.devices]
-            for device in given:
+            chosen = [machine.devices[machine.device_index(name)] for name in self.fields.devices]
+            for device in chosen:
                 if not _runs_ops(device):
                     no = f"{device.name} can run no op (kinds: []), so no rank can be there"
                     raise InputError(f"devices: {no}")
-            return given
+            return chosen
         able = [device for device in machine.devices if _runs_ops(device)]
         return [device for device in able if not device.workers] or able
 
@@ -111,10 +111,10 @@ class StageMaker:
         devices = self.devices
         if ranks > len(devices):
             kinds = {device.kind for device in devices}
-            what = f"{kinds.pop().upper()}s" if len(kinds) == 1 else "devices that can run ops"
+            kinds_text = f"{kinds.pop().upper()}s" if len(kinds) == 1 else "devices that can run ops"
             names = ", ".join(device.name for device in devices) or "none"
             raise InputError(
-                f"{format_count(ranks, 'rank')}, {len(devices)} {what} ({names}); "
+                f"{format_count(ranks, 'rank')}, {len(devices)} {kinds_text} ({names}); "
                 "make fewer stages, put several on a rank (chunks; `ranks: N` instead of stages follows each "
                 "schedule), or add devices"
             )
@@ -130,9 +130,9 @@ class StageMaker:
         """
         for key in ("transfer", "issue_cost"):
             if getattr(self.fields, key) is not None:
-                there = "latency of its links" if key == "transfer" else "issue_cost of its devices"
+                equivalent = "latency of its links" if key == "transfer" else "issue_cost of its devices"
                 raise InputError(
-                    f"{key} is for pipelines without a machine; with one, say it there ({there})"
+                    f"{key} is for pipelines without a machine; with one, say it there ({equivalent})"
                 )
         for device in self.of_ranks(ranks):
             if device.workers > 1:
@@ -167,15 +167,15 @@ class StageMaker:
         """
         fields = self.fields
         if fields.model is not None:
-            made, end = self.of_model(self._loop(self._count(chunks), chunks))
-            return Stages(made, end=end)
+            model_stages, end = self.of_model(self._loop(self._count(chunks), chunks))
+            return Stages(model_stages, end=end)
         if fields.layers is not None or fields.graph is not None:
             return self._cut(chunks)
         if fields.ranks is not None:
-            each = _share(_stage(fields, fields), chunks)
-            return Stages([each] * (fields.ranks * chunks))
-        given = fields.stages if isinstance(fields.stages, list) else [fields] * (fields.stages or 0)
-        return Stages(_with_inputs([_stage(stage, fields, i) for i, stage in enumerate(given)]))
+            chunk = _share(_stage(fields, fields), chunks)
+            return Stages([chunk] * (fields.ranks * chunks))
+        stage_fields = fields.stages if isinstance(fields.stages, list) else [fields] * (fields.stages or 0)
+        return Stages(_with_inputs([_stage(stage, fields, i) for i, stage in enumerate(stage_fields)]))
 
     def place(self, stages: Stages, schedule: Schedule) -> Stages:
         """Return the stages, timed on the devices of the ranks to which the schedule assigns them.
@@ -190,34 +190,34 @@ class StageMaker:
         if fields.graph is None and (fields.model is None or not fields.model.by_device):
             return stages
         devices, end = self.of_ranks(schedule.ranks), stages.end
-        found: list[list[PipelineStage]] = []
+        by_placement: list[list[PipelineStage]] = []
         for placement in dict.fromkeys(schedule.placements):
             homes = [devices[rank] for rank in placement]
             if fields.model is None:
-                found.append(self._of_graph(homes, stages.balance))
+                by_placement.append(self._of_graph(homes, stages.balance))
             else:
-                each, end = self.of_model(homes)
-                found.append(each)
-        for s, (stage, *others) in enumerate(zip(*found, strict=True)):
+                timed, end = self.of_model(homes)
+                by_placement.append(timed)
+        for s, (stage, *others) in enumerate(zip(*by_placement, strict=True)):
             if any(other != stage for other in others):
                 where = dict.fromkeys(devices[placement[s]].name for placement in schedule.placements)
                 raise InputError(
                     f"stage {s} lives on {' and '.join(where)}, which take different times for it; put the "
                     "ranks on equal devices (devices: [...]), or choose a schedule with one placement"
                 )
-        return replace(stages, each=found[0], end=end)
+        return replace(stages, each=by_placement[0], end=end)
 
     def _count(self, chunks: int) -> int:
         """Return the number of stages into which a model or its layers are cut."""
         fields = self.fields
-        given = fields.ranks * chunks if fields.ranks is not None else fields.stages
+        count = fields.ranks * chunks if fields.ranks is not None else fields.stages
         if isinstance(fields.partition, str):
-            assert isinstance(given, int)
-            return given
-        if given is not None and given != len(fields.partition):
-            on = "" if fields.ranks is None else f" (ranks: {fields.ranks}, chunks: {chunks})"
+            assert isinstance(count, int)
+            return count
+        if count is not None and count != len(fields.partition):
+            suffix = "" if fields.ranks is None else f" (ranks: {fields.ranks}, chunks: {chunks})"
             has = format_count(len(fields.partition), "stage")
-            raise InputError(f"partition has {has}, and there are {given}{on}")
+            raise InputError(f"partition has {has}, and there are {count}{suffix}")
         return len(fields.partition)
 
     # -- a transformer: the step of `workload: {train: ...}`, on the machine's own devices ------------------
@@ -243,12 +243,12 @@ class StageMaker:
         assert model is not None
         if model.layers % len(homes):
             raise InputError(f"{format_count(model.layers, 'layer')} cannot form {len(homes)} equal stages")
-        on = {_timer(device): device for device in reversed(homes)}  # the first of those that are alike
-        steps = {key: _training(self.fields, len(homes), self._times(of)) for key, of in on.items()}
-        mine = [steps[_timer(device)] for device in homes]
-        stages = [step.pipeline_stages[s] for s, step in enumerate(mine)]
-        optimizer_ns = tuple(step.around.optimizer_ns[s] for s, step in enumerate(mine))
-        return stages, (optimizer_ns, max(step.around.synchronisation_ns or 0 for step in mine))
+        timed = {_timer(device): device for device in reversed(homes)}  # the first of those that are alike
+        steps = {key: _training(self.fields, len(homes), self._times(home)) for key, home in timed.items()}
+        rank_steps = [steps[_timer(device)] for device in homes]
+        stages = [step.pipeline_stages[s] for s, step in enumerate(rank_steps)]
+        optimizer_ns = tuple(step.around.optimizer_ns[s] for s, step in enumerate(rank_steps))
+        return stages, (optimizer_ns, max(step.around.synchronisation_ns or 0 for step in rank_steps))
 
     def _times(self, device: Device) -> TrainingCalibration:
         model = self.fields.model
@@ -256,21 +256,21 @@ class StageMaker:
         if model.rate is not None:
             return at_rate(model.rate, model.bandwidth)
         if model.calibration is not None:
-            found = calibration_of(model.calibration, self.document, model.dtype, model.gradients)
-            if why := why_another_gpu(found, device, model.dtype):
-                raise InputError(f"model.calibration: {why}; take the calibration of that GPU, or none")
-            return found
+            calibration = calibration_of(model.calibration, self.document, model.dtype, model.gradients)
+            if reason := why_another_gpu(calibration, device, model.dtype):
+                raise InputError(f"model.calibration: {reason}; take the calibration of that GPU, or none")
+            return calibration
         return on_device(device, model.dtype, model.bandwidth)
 
     def note_on_times(self, stages: Sequence[PipelineStage], device: Device) -> str | None:
         """Return how far times by a cost model are from those of a calibration fitted to published steps."""
         model = self.fields.model
-        if model is None or not model.by_device or (found := calibration_for(device, model.dtype)) is None:
+        if model is None or not model.by_device or (fit := calibration_for(device, model.dtype)) is None:
             return None
-        fitted = _training(self.fields, len(stages), found).pipeline_stages
-        longer, mine = (of[0].times.of("F") + of[0].times.of("B") for of in (fitted, stages))
-        note = note_on_calibration(device, found)
-        return f"{note}; a stage takes {longer / mine:.2f} times as long with it"
+        fitted = _training(self.fields, len(stages), fit).pipeline_stages
+        longer, modelled = (steps[0].times.of("F") + steps[0].times.of("B") for steps in (fitted, stages))
+        note = note_on_calibration(device, fit)
+        return f"{note}; a stage takes {longer / modelled:.2f} times as long with it"
 
     def smaller(self, stages: int) -> list[tuple[str, list[PipelineStage]]]:
         """Return a model's stages under settings that keep less, the cheapest first; ignore their times.
@@ -286,11 +286,11 @@ class StageMaker:
             settings.append(("recompute", "selective"))
         if model.recompute != "full":
             settings.append(("recompute", "full"))
-        found = []
+        smaller = []
         for key, value in settings:
-            of = self.fields.model_copy(update={"model": model.model_copy(update={key: value})})
-            found.append((f"model.{key}: {value}", _training(of, stages, at_rate(1)).pipeline_stages))
-        return found
+            fields = self.fields.model_copy(update={"model": model.model_copy(update={key: value})})
+            smaller.append((f"model.{key}: {value}", _training(fields, stages, at_rate(1)).pipeline_stages))
+        return smaller
 
     # -- layers, or the ops of a graph ------------------------------------------------------------------
 
@@ -337,19 +337,19 @@ class StageMaker:
     def _levels(self) -> list[Level]:
         """Return the levels of the machine for PipeDream's planners, innermost first."""
         # Here `stages` or `ranks` is the number of workers; the plan decides how many stages they form.
-        workers, given = self._count(1), self.fields.bandwidth
-        if isinstance(given, int):
-            return [Level(workers, given)]
-        if given is None:
+        workers, bandwidth = self._count(1), self.fields.bandwidth
+        if isinstance(bandwidth, int):
+            return [Level(workers, bandwidth)]
+        if bandwidth is None:
             raise InputError(
                 f"the planner {self.fields.partition} needs the bandwidth between workers: bandwidth: 1GB/s, "
                 "or [{workers: 4, bandwidth: 10GB/s}, {workers: 2, bandwidth: 1GB/s}]"
             )
-        in_all = prod(level.workers for level in given)
+        in_all = prod(level.workers for level in bandwidth)
         if in_all != workers:
-            shown = " x ".join(str(level.workers) for level in given)
-            raise InputError(f"bandwidth has {shown} = {in_all} workers, and there are {workers}")
-        return [Level(level.workers, level.bandwidth) for level in given]
+            product = " x ".join(str(level.workers) for level in bandwidth)
+            raise InputError(f"bandwidth has {product} = {in_all} workers, and there are {workers}")
+        return [Level(level.workers, level.bandwidth) for level in bandwidth]
 
     # -- what the devices time before there are stages ----------------------------------------------------
 
@@ -362,8 +362,8 @@ class StageMaker:
             return self.graph()
         if self.fields.model is None:
             return None
-        (whole,) = _training(self.fields, 1, at_rate(1)).each_stage
-        kernels = (kernel for unit in whole.units for piece in unit.pieces for kernel in piece.forward)
+        (part,) = _training(self.fields, 1, at_rate(1)).each_stage
+        kernels = (kernel for unit in part.units for piece in unit.pieces for kernel in piece.forward)
         timed = tuple(kernel for kernel in kernels if isinstance(kernel, Product | Attention))
         return _kernels(timed, self.fields.model.dtype)
 
@@ -377,7 +377,7 @@ def _runs_ops(device: Device) -> bool:
 
 
 def _timer(device: Device) -> object:
-    """Return a key shared by devices with equal times, so that one can be asked for all of them."""
+    """Return a key shared by devices with equal times, so that one of them can stand for all."""
     if device.cost is None or device.cost.by_name:
         return device.name
     return id(device.cost), device.gap_ns
@@ -406,15 +406,15 @@ def _training(fields: PipelineFields, stages: int, times: TrainingCalibration) -
     )
 
 
-def _stage(own: StageFields, common: StageFields, number: int | None = None) -> PipelineStage:
+def _stage(fields: StageFields, common: StageFields, number: int | None = None) -> PipelineStage:
     """Return one stage; its own fields override those of the pipeline."""
     values = {
-        key: getattr(own, key) if getattr(own, key) is not None else getattr(common, key)
+        key: getattr(fields, key) if getattr(fields, key) is not None else getattr(common, key)
         for key in StageFields.model_fields
     }
-    if own.backward is not None and own.input_grad is None:  # its own B, not I and W of the others
+    if fields.backward is not None and fields.input_grad is None:  # its own B, not I and W of the others
         values["input_grad"] = values["weight_grad"] = None
-    elif own.input_grad is not None and own.backward is None:
+    elif fields.input_grad is not None and fields.backward is None:
         values["backward"] = None
     where = "" if number is None else f"stage {number}: "
     if values["forward"] is None:
@@ -425,21 +425,21 @@ def _stage(own: StageFields, common: StageFields, number: int | None = None) -> 
         if total != values["backward"]:
             halves = f"input_grad and weight_grad add up to {total} ns"
             raise InputError(f"{where}backward is {values['backward']} ns, and {halves}; give one of them")
-    times = StageTimes(**{each.name: values[each.name] for each in fields_of(StageTimes)})
+    times = StageTimes(**{field.name: values[field.name] for field in fields_of(StageTimes)})
     activation = values["activation"] or 0
-    held = {**common.kept, **own.kept}
-    kept, for_weights = held.get("backward", activation), held.get("weight_grad")
-    if for_weights is not None and for_weights > kept:
+    sizes = {**common.kept, **fields.kept}
+    kept_nbytes, for_weights = sizes.get("backward", activation), sizes.get("weight_grad")
+    if for_weights is not None and for_weights > kept_nbytes:
         raise InputError(f"{where}what W reads is a part of what is kept and cannot exceed it")
     return PipelineStage(
         times,
         boundary_nbytes=activation,
-        activation_nbytes=kept,
+        activation_nbytes=kept_nbytes,
         weight_grad_nbytes=for_weights,
         parameter_nbytes=values["parameters"] or 0,
         gradient_nbytes=values["gradients"] or 0,
         optimizer_nbytes=values["optimizer_state"] or 0,
-        checkpoint_nbytes=held.get("recompute"),
+        checkpoint_nbytes=sizes.get("recompute"),
         collectives_ns=values["collectives"] or 0,
     )
 
@@ -457,11 +457,11 @@ def _with_inputs(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
 def _share(stage: PipelineStage, chunks: int) -> PipelineStage:
     """Return a chunk of a rank's work; the cut does not change what is sent on."""
 
-    def part(whole: int | None) -> int | None:
-        return None if whole is None else round_half_up(Fraction(whole, chunks))
+    def part(amount: int | None) -> int | None:
+        return None if amount is None else round_half_up(Fraction(amount, chunks))
 
-    times = {each.name: part(getattr(stage.times, each.name)) for each in fields_of(StageTimes)}
-    whole = ("times", "exposed", "boundary_nbytes", "checkpoint_nbytes")
-    sizes = {each.name for each in fields_of(PipelineStage)}.difference(whole)
+    times = {field.name: part(getattr(stage.times, field.name)) for field in fields_of(StageTimes)}
+    unshared = ("times", "exposed", "boundary_nbytes", "checkpoint_nbytes")
+    sizes = {field.name for field in fields_of(PipelineStage)}.difference(unshared)
     shared = {name: part(getattr(stage, name)) for name in sizes}
     return replace(stage, times=StageTimes(**times), **shared)  # type: ignore[arg-type]

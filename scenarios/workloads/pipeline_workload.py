@@ -58,7 +58,7 @@ def micro_batch_sizes(batch: int, micro_batches: int) -> tuple[int, ...]:
     (2, 2, 1)
     """
     size = -(-batch // micro_batches)
-    return tuple(min(size, batch - at) for at in range(0, batch, size))
+    return tuple(min(size, batch - start) for start in range(0, batch, size))
 
 
 class Pipeline(Workload):
@@ -70,14 +70,14 @@ class Pipeline(Workload):
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if an option is unknown to the schedule, or is a size that the workload gives."""
-        given = policy.options
+        options = policy.options
         for size in ("ranks", "micro_batches"):
-            if size in given:
+            if size in options:
                 says = f"the workload says it (workload.pipeline.{size})"
                 raise InputError(f"{policy.name} takes no {size}: {says}")
-        if given.get("chunks") is not None:
-            whole(str(policy.name), "chunks", given["chunks"])
-        check_schedule(str(policy.name), given, "chunks")
+        if options.get("chunks") is not None:
+            whole(str(policy.name), "chunks", options["chunks"])
+        check_schedule(str(policy.name), options, "chunks")
 
     def default_machine(self) -> Mapping[str, Any]:
         """Return a plain device for each rank."""
@@ -113,13 +113,13 @@ class Pipeline(Workload):
 
 def _work(make: StageMaker, policy: PolicyFields) -> Work:
     fields, machine = make.fields, make.machine
-    name, given = str(policy.name), dict(policy.options)
-    chunks = given.pop("chunks", fields.chunks)
+    name, options = str(policy.name), dict(policy.options)
+    chunks = options.pop("chunks", fields.chunks)
     if chunks is not None and (fields.ranks or 1) * chunks > MOST_SLOTS:
         raise InputError(f"chunks: {chunks:,} a rank are more than the {MOST_SLOTS:,} slots there may be")
     stages = make.make(chunks or default_chunks(name))
     sizes = _split(fields)
-    schedule = _schedule(make, stages, name, len(sizes), chunks, given)
+    schedule = _schedule(make, stages, name, len(sizes), chunks, options)
     if schedule.stages != len(stages.each):
         more = f"; say chunks: {schedule.chunks}" if fields.ranks == schedule.ranks else ""
         has = f"{name} has {schedule.stages} on {format_count(schedule.ranks, 'rank')}{more}"
@@ -133,7 +133,7 @@ def _work(make: StageMaker, policy: PolicyFields) -> Work:
         if unused := unused or [key for key in policy.options if key == "checkpoint"]:
             raise InputError(f"{name} has no backward; leave out {unused[0]}")
         stages = replace(stages, each=[stage.for_inference() for stage in stages.each], end=None)
-    around = _around(fields, stages, schedule.chunks if fields.ranks is not None else 1)
+    around = _make_around(fields, stages, schedule.chunks if fields.ranks is not None else 1)
     if machine is None:
         transfer = fields.transfer or 0
         machine = plain_machine(
@@ -158,10 +158,10 @@ def _work(make: StageMaker, policy: PolicyFields) -> Work:
     on_devices = PipelineOnDevices(schedule, stages.each, devices, around, others)
 
     def report(trace: Trace) -> dict[str, Any]:
-        told = on_devices.report(trace)
+        report = on_devices.report(trace)
         if fields.batch is not None:
-            told["pipeline"]["batch"] = fields.batch
-        return {**told, "note": make.note_on_times(stages.each, first)}
+            report["pipeline"]["batch"] = fields.batch
+        return {**report, "note": make.note_on_times(stages.each, first)}
 
     return Work(graph, machine, report, on_devices.check_memory)
 
@@ -181,43 +181,43 @@ def _split(fields: PipelineFields) -> tuple[int, ...]:
 
 
 def _schedule(
-    make: StageMaker, stages: Stages, name: str, micro_batches: int, chunks: int | None, given: dict[str, Any]
+    make: StageMaker, stages: Stages, name: str, micro_batches: int, chunks: int | None, extra: dict[str, Any]
 ) -> Schedule:
     """Generate the schedule, given what it may know of the workload."""
     fields = make.fields
     if name == "custom":
-        return generate(name, micro_batches=micro_batches, chunks=chunks, **given)
+        return generate(name, micro_batches=micro_batches, chunks=chunks, **extra)
     if stages.replicas is not None and "replicas" in options(name):
-        given.setdefault("replicas", list(stages.replicas))
+        extra.setdefault("replicas", list(stages.replicas))
     a_rank = chunks or default_chunks(name)
     if name == "zb-auto":
-        given = search_options(given, stages.each, fields.transfer or 0, a_rank)
-    checkpoint = given.pop("checkpoint", fields.checkpoint)
+        extra = search_options(extra, stages.each, fields.transfer or 0, a_rank)
+    checkpoint = extra.pop("checkpoint", fields.checkpoint)
     if checkpoint == "except_last" and micro_batches < fields.micro_batches:
         # The last requested chunk is not checkpointed, but a short batch lacks it (torchgpipe, gpipe.py).
         checkpoint = "always"
     count = len(stages.each)
-    replicas = given.get("replicas")
-    if replicas and isinstance(replicas, list) and all(type(each) is int for each in replicas):
+    replicas = extra.get("replicas")
+    if replicas and isinstance(replicas, list) and all(type(number) is int for number in replicas):
         ranks = sum(replicas)
     else:
         ranks = count // a_rank
     if not replicas and count % a_rank:
         raise InputError(f"{format_count(count, 'stage')} cannot be shared by ranks of {a_rank} chunks")
     sizes = {"ranks": ranks, "micro_batches": micro_batches, "chunks": chunks}
-    return generate(name, **sizes, checkpoint=checkpoint, **given)
+    return generate(name, **sizes, checkpoint=checkpoint, **extra)
 
 
-def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
+def _make_around(fields: PipelineFields, timed: Stages, shared_by: int) -> Around:
     """Return what surrounds the schedule; a rank's times are divided among its chunks."""
-    optimizer, data, stages = fields.optimizer, fields.dp, of.each
+    optimizer, data, stages = fields.optimizer, fields.dp, timed.each
     steps: tuple[int, ...] = ()
     synchronisation: int | None = None
     if optimizer is not None:
         steps = (round_half_up(Fraction(optimizer.duration, shared_by)),) * len(stages)
         synchronisation = optimizer.synchronisation
-    elif of.end is not None and any(of.end[0]):
-        steps, synchronisation = of.end
+    elif timed.end is not None and any(timed.end[0]):
+        steps, synchronisation = timed.end
     reduce: tuple[int, ...] = ()
     if data is not None and data.all_reduce is not None:
         reduce = (round_half_up(Fraction(data.all_reduce, shared_by)),) * len(stages)
@@ -247,5 +247,5 @@ def _around(fields: PipelineFields, of: Stages, shared_by: int) -> Around:
 
 def _route_ns(machine: Machine, devices: list[str], source: int, destination: int, nbytes: int) -> int:
     """Return the time of a copy between two ranks that has its route to itself."""
-    a, b = (machine.device_index(devices[rank]) for rank in (source, destination))
-    return Travel.between(machine, a, b).ns(nbytes)
+    first, second = (machine.device_index(devices[rank]) for rank in (source, destination))
+    return Travel.between(machine, first, second).ns(nbytes)

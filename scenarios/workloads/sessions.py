@@ -23,14 +23,14 @@ from sim.graph.frames import frame_structure, has_control_flow
 from sim.graph.graph import Graph, Role
 from sim.machine.machine import Machine
 
-_NOT_HERE: Final = {
+_REFUSED: Final = {
     "pipeline": "its schedule is the policy, and a session shares the scenario's",
     "serving": "its batcher is the policy, and a session shares the scenario's",
     "sessions": "list all of them under one sessions",
 }
 
 _KINDS: Final = {
-    name: kind for name in kind_names() if name not in _NOT_HERE and (kind := kind_of(name)) is not None
+    name: kind for name in kind_names() if name not in _REFUSED and (kind := kind_of(name)) is not None
 }
 
 
@@ -38,8 +38,8 @@ def _check_known(value: Any) -> Any:
     """Raise if a mapping names a kind that cannot be a session."""
     named = kinds_in(value) if isinstance(value, dict) else []
     for name in named:
-        if name in _NOT_HERE:
-            raise fault(f"{name} cannot be the workload of a session: {_NOT_HERE[name]}")
+        if name in _REFUSED:
+            raise fault(f"{name} cannot be the workload of a session: {_REFUSED[name]}")
     return value
 
 
@@ -106,12 +106,12 @@ class Sessions(Workload):
             node = document.at(("workload", "sessions", name, "workload"))
             assert node is not None
             # Its errors refer to the session's workload.
-            own = replace(document, root=Node({"workload": node}, node.place), changed=frozenset())
-            graph = spec.workload.build(own, machine)
+            inner = replace(document, root=Node({"workload": node}, node.place), changed=frozenset())
+            graph = spec.workload.build(inner, machine)
             try:
                 Failures(graph, spec.iterations, seed=0)  # the steps that its ops name are batches
             except GraphError as error:
-                raise own.error(op_place(error, own), op_message(error, own)) from None
+                raise inner.error(op_place(error, inner), op_message(error, inner)) from None
             built[name] = Session(graph, spec.iterations, spec.inter_op_thread_pool)
         return side_by_side(document.title, built, self.processes)
 
@@ -164,10 +164,10 @@ class Session:
             enters = [op for op in ends if op in structure.child_of]
             entering = (int(graph.tensor_producer[t]) for op in enters for t in graph.inputs.row(op))
             ends = sorted({*ends, *(op for op in entering if op >= 0)} - structure.child_of.keys())
-            inside = [structure.parent[frame] == 0 for frame in structure.frame_of]
-            leaves = graph.is_kind("exit") & inside
+            in_loop = [structure.parent[frame] == 0 for frame in structure.frame_of]
+            leaves = graph.is_kind("exit") & in_loop
             ends = [op for op in ends if structure.frame_of[op] == 0 or leaves[op]]
-            for op in np.flatnonzero(inside).tolist():
+            for op in np.flatnonzero(in_loop).tolist():
                 if graph.kind(op) == "switch" and len(graph.outputs.row(op)) > 1:
                     switches.setdefault(structure.frame_of[op], op)
         return [graph.op_names[op] for op in ends], [graph.op_names[op] for op in switches.values()]
@@ -199,7 +199,7 @@ def side_by_side(name: str, sessions: Mapping[str, Session], processes: str = "e
     >>> side_by_side("two", {"a": Session(model), "b": Session(model, iterations=2)}).op_names
     ('a/f', 'a/g', 'b/0/f', 'b/0/g', 'b/1/begin', 'b/1/f', 'b/1/g')
     """
-    at_most(MOST_BUILT, sum(each.iterations * len(each.graph) for each in sessions.values()), "ops")
+    at_most(MOST_BUILT, sum(session.iterations * len(session.graph) for session in sessions.values()), "ops")
     together = Records(name, {}, {})
     for title, session in sessions.items():
         last: list[str] = []
@@ -225,12 +225,12 @@ def _add(
         marks["process"] = title
     loops = has_control_flow(session.graph)  # then edges with a distance are back edges
 
-    def earlier(made: str, distance: int) -> tuple[str, int]:
+    def earlier(name: str, distance: int) -> tuple[str, int]:
         """Return the output of the batch `distance` before this one, and how many runs back it is."""
         if loops or session.iterations == 1:
-            return prefix + made, distance
-        runs, of = divmod(batch - distance, session.iterations)
-        return f"{title}/{of}/{made}", -runs
+            return prefix + name, distance
+        runs, number = divmod(batch - distance, session.iterations)
+        return f"{title}/{number}/{name}", -runs
 
     begin: list[tuple[str, int]] = []
     if last:  # a control trigger runs even if earlier branches are dead
@@ -238,9 +238,9 @@ def _add(
         after = [(name, 0) for name in last]
         # A device of its own would be one that the session does not use.
         first = next(record for record in records.ops.values() if _begins(records, record))
-        given = {**marks, "begins_batch": True}
+        trigger = {**marks, "begins_batch": True}
         together.ops[start] = OpEntry(
-            start, "control_trigger", [], after, (0,), duration_ns=0, device=first.device, attributes=given
+            start, "control_trigger", [], after, (0,), duration_ns=0, device=first.device, attributes=trigger
         )
         begin = [(start, 0)]
     for name, record in records.ops.items():
@@ -256,25 +256,25 @@ def _add(
             record,
             name=prefix + name,
             inputs=[
-                (renamed[tensor], d) if tensor in renamed else earlier(tensor, d)
-                for tensor, d in record.inputs
+                (renamed[tensor], lag) if tensor in renamed else earlier(tensor, lag)
+                for tensor, lag in record.inputs
             ],
-            after=[earlier(op, d) for op, d in record.after] + (begin if _begins(records, record) else []),
+            after=[*(earlier(op, lag) for op, lag in record.after), *(begin * _begins(records, record))],
             attributes=attributes,
         )
     if batch == session.iterations - 1:
         return []
     last_ops, switches = session.ends
-    over = {f"{prefix}{switch}/over": switch for switch in switches}
-    for name, switch in over.items():
+    endings = {f"{prefix}{switch}/over": switch for switch in switches}
+    for name, switch in endings.items():
         sides, device = [(f"{prefix}{switch}{side}", 0) for side in ("", ":1")], records.ops[switch].device
         together.ops[name] = OpEntry(
             name, "exit", sides, [], (0,), duration_ns=0, device=device, attributes=marks
         )
-    return [*(prefix + name for name in last_ops), *over]
+    return [*(prefix + name for name in last_ops), *endings]
 
 
 def _begins(records: Records, record: OpEntry) -> bool:
     """Whether an op waits for no other op of its batch."""
-    reads = (d for tensor, d in record.inputs if records.producer(tensor) is not None)
-    return all(reads) and all(d for _, d in record.after)
+    reads = (lag for tensor, lag in record.inputs if records.producer(tensor) is not None)
+    return all(reads) and all(lag for _, lag in record.after)

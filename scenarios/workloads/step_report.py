@@ -38,7 +38,7 @@ from sim.explain.training import UPDATES
 from sim.graph.graph import Graph, Role
 from sim.trace import Trace
 
-_AROUND: Final = frozenset({"dp", REPLICAS, "cp-dp", "pp"})
+_OUTSIDE_LAYERS: Final = frozenset({"dp", REPLICAS, "cp-dp", "pp"})
 """Dimensions whose collectives are not within a layer."""
 _COPIES: Final = ("copy_in", "copy_out", "concat")
 
@@ -64,28 +64,28 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
     n = max(1, done)
     updates, forward = graph.is_kind(*OPTIMIZERS), graph.phase_code == graph.phases.index("F")
     train = forward if graph.attribute(UPDATES) else updates  # parameter servers update for the workers
-    devices = [d for d in np.unique(trace.job.device_of[train]).tolist() if d != UNSET]
-    stands_for = {d: 1 if machine.folding is None else int(machine.stands_for[d]) for d in devices}
+    devices = [k for k in np.unique(trace.job.device_of[train]).tolist() if k != UNSET]
+    stands_for = {k: 1 if machine.folding is None else int(machine.stands_for[k]) for k in devices}
     gpus, step = sum(stands_for.values()), trace.makespan_ns // n
     times = _times(trace, devices, updates)
     peaks = memory_peaks(trace, devices, use_of_tensors(trace))
     flops, ideal = _work(trace, stands_for)
     exposed = exposed_communication(DerivedColumns(trace)).values()
-    limits = [machine.devices[d].memory_bytes for d in devices]
+    limits = [machine.devices[k].memory_bytes for k in devices]
     micro_batches = 1 + max(0, int(graph.micro_batch.max(initial=0)))
     replicas = len(devices) if graph.attribute(UPDATES) else count_replicas(graph)
     samples = None if batch is None else batch * micro_batches * replicas
-    most = max(sum(bands.values()) for _, bands in peaks)
-    same: dict[str, dict[str, Any]] = {}
-    for d, time_ns, (at, bands) in zip(devices, times, peaks, strict=True):
-        found = {
+    peak = max(sum(bands.values()) for _, bands in peaks)
+    distinct: dict[str, dict[str, Any]] = {}
+    for k, time_ns, (peak_ns, bands) in zip(devices, times, peaks, strict=True):
+        usage = {
             "time_ns": time_ns,
             "peak_bytes": sum(bands.values()),
             "memory_bytes": {**dict.fromkeys(PARTS, 0), **bands},
         }
-        own = {"device": machine.devices[d].name, "stands_for": 0, "when": _when(trace, d, at)}
-        same.setdefault(repr(found), {**own, **found})["stands_for"] += stands_for[d]
-    waits = sum(of["waits"] * stands_for[d] for d, of in zip(devices, times, strict=True))
+        names = {"device": machine.devices[k].name, "stands_for": 0, "when": _when(trace, k, peak_ns)}
+        distinct.setdefault(repr(usage), {**names, **usage})["stands_for"] += stands_for[k]
+    waits = sum(parts["waits"] * stands_for[k] for k, parts in zip(devices, times, strict=True))
     return {
         "step_ns": step,
         **_rates(step if done else 0, gpus, samples, tokens),
@@ -93,9 +93,9 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
         "mfu": ideal / (gpus * step) if ideal and step and done else None,
         "gpus": gpus,
         "micro_batches": micro_batches,
-        "ranks": list(same.values()),
+        "ranks": list(distinct.values()),
         "capacity_bytes": None if None in limits else min(limits),
-        "peak_bytes": most,
+        "peak_bytes": peak,
         "exposed_ns": max((sum(parts.values()) for parts in exposed), default=0) // n,
         "bubble": waits / (gpus * step) if step else 0.0,
         "fits": all(
@@ -111,19 +111,20 @@ def _rates(step: int, gpus: int, samples: int | None, tokens: int | None) -> dic
     if samples is None or not step:
         return {}
     per_s = samples * NS_PER_S / step
-    found = {"samples_per_s": per_s}
+    rates = {"samples_per_s": per_s}
     if tokens is None:
-        return found
-    return {**found, "tokens_per_s": per_s * tokens, "tokens_per_s_per_gpu": per_s * tokens / gpus}
+        return rates
+    return {**rates, "tokens_per_s": per_s * tokens, "tokens_per_s_per_gpu": per_s * tokens / gpus}
 
 
 def count_replicas(graph: Graph) -> int:
     """Return how many replicas have samples of their own."""
-    found = 1
+    replicas = 1
     for op in graph.in_communicators:
-        of: Mapping[str, tuple[int, int]] = graph.attributes[op].get("rank", {})
-        found = max(found, int(np.prod([of[name][1] for name in ("dp", "ep", REPLICAS) if name in of])))
-    return found
+        rank: Mapping[str, tuple[int, int]] = graph.attributes[op].get("rank", {})
+        sizes = [rank[name][1] for name in ("dp", "ep", REPLICAS) if name in rank]
+        replicas = max(replicas, math.prod(sizes))
+    return replicas
 
 
 def _work(trace: Trace, stands_for: Mapping[int, int]) -> tuple[int, int | None]:
@@ -138,16 +139,16 @@ def _work(trace: Trace, stands_for: Mapping[int, int]) -> tuple[int, int | None]
     work = np.where(graph.is_kind("attention_grad"), graph.flops * 4 // 5, graph.flops)
     for op, ranks in graph.attribute("repeated").items():
         work[op] //= ranks
-    flops, ideal, known = 0, 0, True
-    for d, same in stands_for.items():
-        device = machine.devices[d]
-        mine = counts & (trace.job.device_of == d)
-        flops += same * int(work[mine].sum())
+    flops, ideal, complete = 0, 0, True
+    for index, copies in stands_for.items():
+        device = machine.devices[index]
+        own_ops = counts & (trace.job.device_of == index)
+        flops += copies * int(work[own_ops].sum())
         roof = np.nan if device.cost is None else device.cost.roofs(graph, device).flop_per_s
-        seconds = float((work / roof)[mine].sum())
-        ideal += same * (0 if math.isnan(seconds) else round_half_up(seconds * NS_PER_S))
-        known &= not math.isnan(seconds)
-    return flops, ideal if known else None
+        seconds = float((work / roof)[own_ops].sum())
+        ideal += copies * (0 if math.isnan(seconds) else round_half_up(seconds * NS_PER_S))
+        complete &= not math.isnan(seconds)
+    return flops, ideal if complete else None
 
 
 def _is_product(graph: Graph) -> BoolArray:
@@ -166,7 +167,7 @@ def _times(trace: Trace, devices: Sequence[int], updates: BoolArray) -> list[dic
     moves = moving_ops(trace.job)[op]
     within = np.zeros(len(graph), bool)
     dimensions = {k: str(graph.attributes[k].get("dimension", "dp")) for k in graph.in_communicators}
-    within[[k for k, dimension in dimensions.items() if dimension not in _AROUND]] = True
+    within[[k for k, dimension in dimensions.items() if dimension not in _OUTSIDE_LAYERS]] = True
     parts = {
         "products": _is_product(graph)[op],
         "attention": _is_attention(graph)[op],
@@ -182,18 +183,18 @@ def _times(trace: Trace, devices: Sequence[int], updates: BoolArray) -> list[dic
         covered = covered_ns(trace, rows)
         spent[name], before = (covered - before) // n, covered
     sent = np.bincount(trace.device[moves], ns[moves], len(before)).astype(np.int64) // n
-    found = []
-    for d in devices:
-        of = {name: int(each[d]) for name, each in spent.items()}
-        of["waits"] = trace.makespan_ns // n - sum(of.values())
-        of["hidden"] = max(0, int(sent[d]) - of["exposed_in_layers"] - of["exposed_around"])
-        found.append(of)
-    return found
+    device_times = []
+    for device in devices:
+        times = {name: int(part_ns[device]) for name, part_ns in spent.items()}
+        times["waits"] = trace.makespan_ns // n - sum(times.values())
+        times["hidden"] = max(0, int(sent[device]) - times["exposed_in_layers"] - times["exposed_around"])
+        device_times.append(times)
+    return device_times
 
 
-def covered_ns(trace: Trace, rows: BoolArray, until: IntArray | None = None) -> IntArray:
-    """Return how long at least one of these tasks runs on each device, until `until` or its end."""
-    start, end = trace.begins_ns[rows], (trace.tasks["end_ns"] if until is None else until)[rows]
+def covered_ns(trace: Trace, rows: BoolArray, ends: IntArray | None = None) -> IntArray:
+    """Return how long at least one of these tasks runs on each device, until `ends` or its end."""
+    start, end = trace.begins_ns[rows], (trace.tasks["end_ns"] if ends is None else ends)[rows]
     return union(start, end, trace.device[rows]).lengths(len(trace.job.machine.devices))
 
 
@@ -201,32 +202,32 @@ def _when(trace: Trace, device: int, at_ns: int) -> str:
     tasks = trace.tasks
     running = (trace.device == device) & (tasks["start_ns"] <= at_ns) & (tasks["end_ns"] > at_ns)
     op = tasks["op"][running]
-    own = op[~moving_ops(trace.job)[op]]
-    return trace.job.graph.op_names[int((own if len(own) else op)[0])] if len(op) else ""
+    computing = op[~moving_ops(trace.job)[op]]
+    return trace.job.graph.op_names[int((computing if len(computing) else op)[0])] if len(op) else ""
 
 
 def use_of_tensors(trace: Trace) -> IntArray:
     """Return the purpose of each tensor, as an index into `scenarios.workloads.pipeline_report.BANDS`."""
     graph = trace.job.graph
     use = {name: BANDS.index(name) for name in BANDS}
-    found = np.full(graph.n_tensors, use["working"])
+    purpose = np.full(graph.n_tensors, use["working"])
     producer = graph.tensor_producer
     updates, passes_on = graph.is_kind(*OPTIMIZERS), moving_ops(trace.job) | graph.is_kind(*_COPIES)
     forward = graph.phase_code == graph.phases.index("F")
-    made = producer != UNSET
+    produced = producer != UNSET
     later, of_update, others = (read_by(graph, ops) for ops in (~forward, updates, ~updates))
 
-    made_by_forward, moved = made & forward[producer], made & passes_on[producer]
-    found[moved] = use["buffers"]
-    found[made_by_forward & later] = use["activations"]
-    found[~made] = use["activations"]
-    found[graph.tensor_role == Role.PARAMETER] = use["parameters"]
-    found[(graph.tensor_role == Role.PARAMETER) & of_update & ~others] = use["optimizer state"]
-    gradients = of_update & made
+    made_by_forward, moved = produced & forward[producer], produced & passes_on[producer]
+    purpose[moved] = use["buffers"]
+    purpose[made_by_forward & later] = use["activations"]
+    purpose[~produced] = use["activations"]
+    purpose[graph.tensor_role == Role.PARAMETER] = use["parameters"]
+    purpose[(graph.tensor_role == Role.PARAMETER) & of_update & ~others] = use["optimizer state"]
+    gradients = of_update & produced
     carry = passes_on | graph.is_kind(*LINEAR)
     for op in np.flatnonzero(carry)[::-1].tolist():
         if gradients[graph.outputs.row(op)].any():
             read = graph.inputs.row(op)
-            gradients[read[made[read] & ~made_by_forward[read]]] = True
-    found[gradients & ~moved | of_update & made] = use["gradients"]
-    return found
+            gradients[read[produced[read] & ~made_by_forward[read]]] = True
+    purpose[gradients & ~moved | of_update & produced] = use["gradients"]
+    return purpose

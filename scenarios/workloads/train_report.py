@@ -36,66 +36,66 @@ from sim.export.tables import size
 from sim.graph.graph import Graph
 from sim.trace import Trace
 
-_WORTH_IT: Final = 0.02
+_NOTEWORTHY: Final = 0.02
 """Least share of a step that is worth a note."""
 
 
 def peaks_of(training: Training, trace: Trace) -> list[dict[str, Any]]:
     """Return the peak memory of each pipeline rank in the run of a step, by purpose, and when it is."""
     graph, tasks = trace.job.graph, trace.tasks
-    found = []
-    for rank, (at, bands) in enumerate(memory_peaks(trace, range(len(trace.job.machine.devices)))):
-        running = (trace.device == rank) & (tasks["start_ns"] <= at) & (tasks["end_ns"] > at)
+    peaks = []
+    for rank, (peak_ns, bands) in enumerate(memory_peaks(trace, range(len(trace.job.machine.devices)))):
+        running = (trace.device == rank) & (tasks["start_ns"] <= peak_ns) & (tasks["end_ns"] > peak_ns)
         when = _when(training, graph, tasks["op"][running].tolist())
         parts = {**dict.fromkeys(PARTS, 0), **bands}
-        found.append({"peak_bytes": sum(bands.values()), "memory_bytes": parts, "when": when})
-    return found
+        peaks.append({"peak_bytes": sum(bands.values()), "memory_bytes": parts, "when": when})
+    return peaks
 
 
 def _when(training: Training, graph: Graph, running: Sequence[int]) -> str:
     """Return what runs and which piece of it needs the most memory; slots take precedence over messages."""
-    found = ""
+    message = ""
     for op in running:
         stage, k, kind = int(graph.stage[op]), int(graph.micro_batch[op]), graph.kind(op)
         if kind in _MESSAGES:
-            found = found or graph.op_names[op]
+            message = message or graph.op_names[op]
         elif k < 0 or stage < 0:
             name = graph.op_names[op].partition(".")[0]
             if name[1:].isdigit():
                 name = f"{'forward' if name[0] == 'F' else 'backward'} of layer {name[1:]}"
             return f"{name} in micro-batch {k}" if k >= 0 else name
         else:
-            of, forward = training.memory_of_stages[stage], kind[0] == "F"
-            at = f", in {of.forward_at if forward else of.backward_at}" if kind in PHASES else ""
-            return f"{'forward' if forward else 'backward'} of micro-batch {k} on stage {stage}{at}"
-    return found
+            memory, forward = training.memory_of_stages[stage], kind[0] == "F"
+            piece = f", in {memory.forward_at if forward else memory.backward_at}" if kind in PHASES else ""
+            return f"{'forward' if forward else 'backward'} of micro-batch {k} on stage {stage}{piece}"
+    return message
 
 
 def fullest(training: Training, trace: Trace) -> int:
     """Return the most bytes that any rank holds in the run of a step."""
-    return max(int(each["peak_bytes"]) for each in peaks_of(training, trace))
+    return max(int(peak["peak_bytes"]) for peak in peaks_of(training, trace))
 
 
 _MESSAGES = ("all_reduce", "reduce_scatter", "all_gather", "concat", "copy", "synchronise")
 
 
 def train_report(
-    trace: Trace, training: Training, schedule: Schedule, sure: dict[str, Any] | None
+    trace: Trace, training: Training, schedule: Schedule, interval: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the key ``train`` of the summary of a run whose `step_interval` is `sure`."""
+    """Return the key ``train`` of the summary of a run whose `step_interval` is `interval`."""
     peaks = peaks_of(training, trace)
     done, layout = trace.steps_done, training.layout
     n = max(1, done)
     step = trace.makespan_ns // n
     seconds = step / NS_PER_S if done else math.inf
-    capacity, most = training.memory, max(peak["peak_bytes"] for peak in peaks)
+    capacity, highest = training.memory, max(peak["peak_bytes"] for peak in peaks)
     times = _times(trace, training, schedule)
     messages = exposed_communication(DerivedColumns(trace)).values()
     exposed = max((sum(parts.values()) for parts in messages), default=0) // n
     load = training.work.load if training.model.experts else None
     return {
         "step_ns": step,
-        **{key: None if sure is None else sure[key] // n for key in ("low_ns", "high_ns")},
+        **{key: None if interval is None else interval[key] // n for key in ("low_ns", "high_ns")},
         "tokens_per_s": training.tokens / seconds,
         "tokens_per_s_per_gpu": training.tokens / seconds / layout.ranks,
         "samples_per_s": training.batch / seconds,
@@ -116,10 +116,10 @@ def train_report(
         "ranks": [{"time_ns": of_rank, **peak} for of_rank, peak in zip(times, peaks, strict=True)],
         **({} if load is None else {"imbalance": load.imbalance, "dropped": load.dropped}),
         "capacity_bytes": capacity,
-        "peak_bytes": most,
+        "peak_bytes": highest,
         "exposed_ns": exposed,
-        "bubble": sum(of["waits"] for of in times) / (len(times) * step),
-        "fits": capacity is None or most <= capacity,
+        "bubble": sum(rank_times["waits"] for rank_times in times) / (len(times) * step),
+        "fits": capacity is None or highest <= capacity,
         "notes": _notes(training, step, exposed),
     }
 
@@ -132,11 +132,11 @@ def step_interval(training: Training, schedule: Schedule, step: int) -> dict[str
     """
 
     def kernels(rank: int) -> tuple[float, dict[str, tuple[float, float]]]:
-        found: dict[str, tuple[float, float]] = {}
+        kinds_ns: dict[str, tuple[float, float]] = {}
         stages = [training.each_stage[s] for s in schedule.stages_of(rank)]
         for stage in stages:
-            _add_kinds(training, stage, found)
-        return sum(stage.forward.plus(stage.backward).ns for stage in stages), found
+            _add_kinds(training, stage, kinds_ns)
+        return sum(stage.forward.plus(stage.backward).ns for stage in stages), kinds_ns
 
     if training.calibration.alone is None or not training.calibration.is_unfitted:
         return None
@@ -148,17 +148,17 @@ def step_interval(training: Training, schedule: Schedule, step: int) -> dict[str
     return interval_of(step, dict(sorted(on_path.items(), key=lambda k: -k[1].ns * k[1].spread)))
 
 
-def _add_kinds(training: Training, stage: StagePart, found: dict[str, tuple[float, float]]) -> None:
+def _add_kinds(training: Training, stage: StagePart, kinds: dict[str, tuple[float, float]]) -> None:
     """Add the time of a stage's kernels, and that time weighted by its spread, to their op kinds."""
-    alone = training.calibration.alone
-    assert alone is not None
+    prices = training.calibration.alone
+    assert prices is not None
     for pieces, units in Counter(unit.pieces for unit in stage.units).items():
-        run = [kernel for of in pieces for kernel in (*of.forward, *of.backward, *of.again)]
+        run = [kernel for piece in pieces for kernel in (*piece.forward, *piece.backward, *piece.again)]
         timed = [kernel for kernel in run if not isinstance(kernel, Collective)]
         times = training.calibration.kernels_ns(timed)
-        for ns, (kind, spread) in zip(times, alone.spread(timed), strict=True):
-            total, off = found.get(kind, (0.0, 0.0))
-            found[kind] = total + units * ns, off + units * ns * spread
+        for ns, (kind, spread) in zip(times, prices.spread(timed), strict=True):
+            total, off = kinds.get(kind, (0.0, 0.0))
+            kinds[kind] = total + units * ns, off + units * ns * spread
 
 
 def launch_note(training: Training) -> str | None:
@@ -167,10 +167,10 @@ def launch_note(training: Training) -> str | None:
     if training.cuda_graph != FULL_ITERATION or not (host.issue_cost or host.experts):
         return None
     slots = [
-        sum((stage.forward.plus(stage.backward).ns for stage in each.each_stage), 0.0)
-        for each in (training, replace(training, cuda_graph=()))
+        sum((stage.forward.plus(stage.backward).ns for stage in variant.each_stage), 0.0)
+        for variant in (training, replace(training, cuda_graph=()))
     ]
-    if slots[1] < (1 + _WORTH_IT) * slots[0]:
+    if slots[1] < (1 + _NOTEWORTHY) * slots[0]:
         return None
     return (
         "launches take no time (cuda_graph: full-iteration); with cuda_graph: none a micro-batch takes "
@@ -189,10 +189,10 @@ def latency_note(training: Training, step: int, exposed: int) -> str | None:
     exposed : int
         Part of it spent in exposed collectives.
     """
-    if training.layout.sharding != "fsdp" or not training.parameters_apart or exposed < _WORTH_IT * step:
+    if training.layout.sharding != "fsdp" or not training.parameters_apart or exposed < _NOTEWORTHY * step:
         return None
     layers = (training.timed_part(unit) for unit in training.each_stage[0].units if unit.boundary)
-    parameters = max(of.parameters - of.expert_parameters for of in layers)
+    parameters = max(part.parameters - part.expert_parameters for part in layers)
     group, once = training.groups["shard"], training.gather_ns(parameters)
     latency = 2 * once - training.gather_ns(2 * parameters)  # what does not grow with the bytes
     if latency <= once / 2:
@@ -208,7 +208,7 @@ def _notes(training: Training, step: int, exposed: int) -> list[str]:
     """Return notes on what the prediction does not cover for this layout."""
     layout, notes = training.layout, [*precision_notes(training), *dispatcher_notes(training)]
     if training.calibration.is_unfitted:
-        notes.insert(0, _ALONE)
+        notes.insert(0, _UNFITTED_NOTE)
     if training.tensor_overlap and not layout.splits_sequence:
         notes.append("overlap: tp has no effect here, as no product waits for parts of a sequence")
     if training.overlap and training.parameters_apart:
@@ -227,8 +227,8 @@ def _notes(training: Training, step: int, exposed: int) -> list[str]:
 
 def dispatcher_notes(training: Training) -> list[str]:
     """Return a note if no dispatcher kernel was measured on this number of ranks."""
-    dispatcher, group, alone = training.dispatcher, training.groups["ep"], training.calibration.alone
-    measured = dispatcher == "deepep" and alone is not None and alone.sends(group)
+    dispatcher, group, prices = training.dispatcher, training.groups["ep"], training.calibration.alone
+    measured = dispatcher == "deepep" and prices is not None and prices.sends(group)
     if dispatcher == "all-to-all" or group.size == 1 or measured:
         return []
     one = "node" if group.nodes > 1 else "rank"
@@ -240,27 +240,27 @@ def dispatcher_notes(training: Training) -> list[str]:
 
 def precision_notes(training: Training) -> list[str]:
     """Return notes if the kernels of a precision are priced as products of another."""
-    of = training.calibration
-    if of.alone is None:
+    calibration = training.calibration
+    if calibration.alone is None:
         return []
-    notes, given, mine = [], of.alone.products, of.alone.device.details.preset
-    needed, lent, gpu = of.alone.what_was_measured()
-    if needed == "mxfp8" != given:
-        notes.append(f"products in {given} run as mxfp8, as Transformer Engine has it where a GPU has mxfp8")
-    if (needed, mine) != (lent, gpu):
-        where = "" if gpu == mine else f" on {gpu}, by the data sheets of both"
+    notes, dtype, own_gpu = [], calibration.alone.products, calibration.alone.device.details.preset
+    needed, lent, gpu = calibration.alone.what_was_measured()
+    if needed == "mxfp8" != dtype:
+        notes.append(f"products in {dtype} run as mxfp8, as Transformer Engine has it where a GPU has mxfp8")
+    if (needed, own_gpu) != (lent, gpu):
+        where = "" if gpu == own_gpu else f" on {gpu}, by the data sheets of both"
         notes.append(
-            f"no product in {needed} was measured on {mine}: they take what those in {lent} do{where}"
+            f"no product in {needed} was measured on {own_gpu}: they take what those in {lent} do{where}"
         )
-    if not of.is_unfitted and given != of.alone.dtype:
+    if not calibration.is_unfitted and dtype != calibration.alone.dtype:
         notes.append(
-            f"{of.name} has fitted rates, and no time for quantizing: recipes of {lent} that differ in it "
-            "alone take the same"
+            f"{calibration.name} has fitted rates, and no time for quantizing: recipes of {lent} that differ "
+            "in it alone take the same"
         )
     return notes
 
 
-_ALONE: Final = (
+_UNFITTED_NOTE: Final = (
     "kernels take as long as they do alone, which NVIDIA's tuned programs come close to; other programs take "
     "longer (calibrations and their errors: docs/training.md#calibrations)"
 )
@@ -275,12 +275,12 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
     kind = [graph.kinds[code] for code in graph.kind_code[tasks["op"]].tolist()]
     message = np.isin(kind, _MESSAGES)
     optimizer = np.array(kind) == "optimizer"
-    until = computes_until_ns(trace)
+    ends_ns = computes_until_ns(trace)
     every = (covered_ns(trace, rows) for rows in (np.ones_like(message), ~message, optimizer))
-    alone = covered_ns(trace, ~message, until)
-    found = []
+    computes_ns = covered_ns(trace, ~message, ends_ns)
+    rank_times = []
     for rank, (busy, computes, steps) in enumerate(np.stack(list(every), axis=1).tolist()):
-        mine = trace.device == rank
+        own_rows = trace.device == rank
         slots = Spent()
         for stage in schedule.stages_of(rank):
             slots = slots.plus(training.each_stage[stage].forward).plus(training.each_stage[stage].backward)
@@ -289,18 +289,18 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
         quantizing = ("quantizing",) if slots.quantizing else ()
         parts = ("products", "attention", "passes", *quantizing, *launched)
         planned = {part: m * getattr(slots, part) for part in parts}
-        exposed = computes - int(alone[rank])
+        exposed = computes - int(computes_ns[rank])
         ran = computes - steps - exposed  # longer than planned under noise, or beside messages
         longer = ran / (sum(planned.values()) or 1)
         kernels = {part: round(ns * longer) for part, ns in planned.items()}
         kernels["products"] += ran - sum(kernels.values())
-        sent = int((tasks["end_ns"] - tasks["start_ns"])[mine & message].sum())
-        rest = {"exposed_in_layers": exposed, "exposed_around": busy - computes, "optimizer": steps}
-        of = {part: ns // n for part, ns in (kernels | rest).items()}
-        of["waits"] = trace.makespan_ns // n - sum(of.values())
-        of["hidden"] = (round(m * slots.hidden) + max(0, sent - (busy - computes))) // n
-        found.append(of)
-    return found
+        sent = int((tasks["end_ns"] - tasks["start_ns"])[own_rows & message].sum())
+        others = {"exposed_in_layers": exposed, "exposed_around": busy - computes, "optimizer": steps}
+        part_ns = {part: ns // n for part, ns in (kernels | others).items()}
+        part_ns["waits"] = trace.makespan_ns // n - sum(part_ns.values())
+        part_ns["hidden"] = (round(m * slots.hidden) + max(0, sent - (busy - computes))) // n
+        rank_times.append(part_ns)
+    return rank_times
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -313,44 +313,44 @@ def _times(trace: Trace, training: Training, schedule: Schedule) -> list[dict[st
 # A change of tp, cp or pp takes its ranks from dp, so that the size of the cluster and the global batch
 # stay the same.
 
-_LEAN: Final = ("1f1b", "interleaved-1f1b", "v-half", "v-min")
+_LEAN_SCHEDULES: Final = ("1f1b", "interleaved-1f1b", "v-half", "v-min")
 """Schedules that start backwards early, each with fewer activations in flight than the one before."""
 
 
 class FittingChange(NamedTuple):
     """A change of a setting that makes a training fit, with its peak memory and its step."""
 
-    what: str
+    setting: str
     peak: int
     step_ns: int
 
 
-def _notches(of: Training) -> Iterator[list[tuple[str, Callable[[], Training]]]]:
+def _change_ladders(training: Training) -> Iterator[list[tuple[str, Callable[[], Training]]]]:
     """Yield, for each setting, its changes from the least to the greatest."""
-    layout = of.layout
+    layout, micro_batch = training.layout, training.micro_batch
 
     def laid_out(**changes: Any) -> Training:
-        return replace(of, layout=replace(layout, **changes))
+        return replace(training, layout=replace(layout, **changes))
 
     if layout.pp > 1:
-        others = [name for name in _LEAN if name != of.policy]
-        yield [(f"policy: {name}", partial(replace, of, policy=name, options={})) for name in others]
+        others = [name for name in _LEAN_SCHEDULES if name != training.policy]
+        yield [(f"policy: {name}", partial(replace, training, policy=name, options={})) for name in others]
     powers = [2**k for k in range(1, 10)]
-    halves = [of.micro_batch >> k for k in range(1, of.micro_batch.bit_length()) if not of.micro_batch % 2**k]
-    yield [(f"micro_batch: {size}", partial(replace, of, micro_batch=size)) for size in halves]
+    halves = [micro_batch >> k for k in range(1, micro_batch.bit_length()) if not micro_batch % 2**k]
+    yield [(f"micro_batch: {size}", partial(replace, training, micro_batch=size)) for size in halves]
     levels = ("none", "selective", "full")
-    steps = levels[levels.index(of.recompute) + 1 :] if of.recompute in levels else ("full",)
-    yield [(f"recompute: {level}", partial(replace, of, recompute=level)) for level in steps]
+    steps = levels[levels.index(training.recompute) + 1 :] if training.recompute in levels else ("full",)
+    yield [(f"recompute: {level}", partial(replace, training, recompute=level)) for level in steps]
     others = [name for name in SHARDINGS[1:-1] if name != layout.sharding]  # zero-3 is not proposed
     yield [(f"parallel.sharding: {name}", partial(laid_out, sharding=name)) for name in others]
     nodes = [layout.node * 2**k for k in range(20)]  # HSDP: a copy on a node, on twice as many, ...
     wider = [n for n in nodes if layout.shard < n < layout.dp * layout.cp]
     if layout.shard:
         yield [(f"parallel.shard: {n or 'all'}", partial(laid_out, shard=n)) for n in (*wider, 0)]
-    elif of.stages == 1:
-        what = "parallel: sharding: fsdp, shard"
-        yield [(f"{what}: {n}", partial(laid_out, sharding="fsdp", shard=n)) for n in wider]
-    parts = [layout.ep * n for n in powers] if of.model.experts else []
+    elif training.stages == 1:
+        prefix = "parallel: sharding: fsdp, shard"
+        yield [(f"{prefix}: {n}", partial(laid_out, sharding="fsdp", shard=n)) for n in wider]
+    parts = [layout.ep * n for n in powers] if training.model.experts else []
     yield [(f"parallel.ep: {ep}", partial(laid_out, ep=ep)) for ep in parts]
     filled = max(1, layout.node // layout.tp)  # tp on all GPUs of a node, and pp over nodes
     for dimension, more_tp in dict.fromkeys((("tp", 1), ("cp", 1), ("pp", 1), ("pp", filled))):
@@ -366,19 +366,19 @@ def _notches(of: Training) -> Iterator[list[tuple[str, Callable[[], Training]]]]
 
 def changes_that_fit(training: Training) -> list[FittingChange]:
     """Return, for each setting (pp also with tp), the least change that fits, the fastest step first."""
-    limit, found = training.memory, []
+    limit, changes = training.memory, []
     assert limit is not None
-    for ladder in _notches(training):
-        for what, change in ladder:
+    for ladder in _change_ladders(training):
+        for setting, change in ladder:
             try:
                 trace = step_trace(changed := change())
                 if (peak := fullest(changed, trace)) > limit:
                     continue
-                found.append(FittingChange(what, peak, trace.makespan_ns))
+                changes.append(FittingChange(setting, peak, trace.makespan_ns))
             except InputError:  # sizes that do not fit each other do not help
                 continue
             break
-    return sorted(found, key=lambda change: (change.step_ns, change.what))
+    return sorted(changes, key=lambda change: (change.step_ns, change.setting))
 
 
 def check_fits(training: Training, peaks: Sequence[Mapping[str, Any]], step: int | None) -> None:
@@ -398,13 +398,13 @@ def check_fits(training: Training, peaks: Sequence[Mapping[str, Any]], step: int
         With rank, moment and owners, and the change that fits at the least cost in time.
     """
     limit = training.memory
-    rank = max(range(len(peaks)), key=lambda r: peaks[r]["peak_bytes"])
+    rank = max(range(len(peaks)), key=lambda k: peaks[k]["peak_bytes"])
     worst = peaks[rank]
     if limit is None or worst["peak_bytes"] <= limit:
         return
-    same = training.layout.ranks // len(peaks)
+    copies = training.layout.ranks // len(peaks)
     message = (
-        f"pipeline rank {rank} ({format_count(same, 'GPU')}) needs {size(worst['peak_bytes'])} of "
+        f"pipeline rank {rank} ({format_count(copies, 'GPU')}) needs {size(worst['peak_bytes'])} of "
         f"{size(limit)} on each, at the {worst['when']}: {owners(worst['memory_bytes'])}"
     )
     if step is None:
@@ -417,10 +417,10 @@ def check_fits(training: Training, peaks: Sequence[Mapping[str, Any]], step: int
     best, *others = changes
     message += f"it fits with {_describe(best, step)}"
     if others:
-        message += "; or " + ", ".join(_describe(each, step) for each in others)
+        message += "; or " + ", ".join(_describe(change, step) for change in others)
     raise OutOfMemoryError(message)
 
 
 def _describe(change: FittingChange, step: int) -> str:
     slower = 100 * (change.step_ns / step - 1)
-    return f"{change.what} ({size(change.peak)}, step {format_duration(change.step_ns)}, {slower:+.1f}%)"
+    return f"{change.setting} ({size(change.peak)}, step {format_duration(change.step_ns)}, {slower:+.1f}%)"

@@ -288,7 +288,7 @@ class TrainFields(Strict):
     memory: Bytes | None = None
 
 
-_HERE: Loc = ("workload", "train")
+_LOC: Loc = ("workload", "train")
 
 
 class Train(Workload):
@@ -301,14 +301,14 @@ class Train(Workload):
     @property
     def gpus(self) -> int:
         """Number of GPUs of the step."""
-        of = self.train.parallel
-        return self.train.gpus or of.tp * of.cp * of.pp * of.dp
+        parallel = self.train.parallel
+        return self.train.gpus or parallel.tp * parallel.cp * parallel.pp * parallel.dp
 
     @property
     def replica_gpus(self) -> int:
         """Number of GPUs that together hold the model, its experts included."""
-        of = self.train.parallel
-        return of.pp * lcm(of.tp * of.cp, of.ep)
+        parallel = self.train.parallel
+        return parallel.pp * lcm(parallel.tp * parallel.cp, parallel.ep)
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if an option is unknown to the schedule; its sizes are those of the layout."""
@@ -354,12 +354,12 @@ class Train(Workload):
 
         def report(trace: Trace) -> dict[str, Any]:
             sure = step_interval(training, schedule, trace.makespan_ns)
-            told: dict[str, Any] = {"train": train_report(trace, training, schedule, sure)}
+            extra: dict[str, Any] = {"train": train_report(trace, training, schedule, sure)}
             if sure is not None:
-                told["makespan_interval"] = sure
+                extra["makespan_interval"] = sure
             if training.parameters_apart:
-                return told
-            return {**PipelineOnDevices(schedule, training.pipeline_stages, names).report(trace), **told}
+                return extra
+            return {**PipelineOnDevices(schedule, training.pipeline_stages, names).report(trace), **extra}
 
         def fits(trace: Trace, advise: bool) -> None:
             step = trace.makespan_ns // max(1, trace.steps_done)
@@ -376,11 +376,11 @@ def training_of(fields: TrainFields, document: Document) -> Training:
     ScenarioError
         With the position: a model or calibration is unknown, or sizes do not fit each other.
     """
-    with document.placing(*_HERE):
+    with document.placing(*_LOC):
         return _training(fields, document)
 
 
-_AS_GIVEN: Final = {*("micro_batch", "batch", "optimizer_state"), *("attention", "dropout", "imbalance")}
+_UNCHANGED: Final = {*("micro_batch", "batch", "optimizer_state"), *("attention", "dropout", "imbalance")}
 """Fields that are passed to `Training` unchanged."""
 
 
@@ -388,18 +388,18 @@ _IN_16_BITS: Final = {"bf16", "fp16"}
 
 
 def _training(fields: TrainFields, document: Document) -> Training:
-    given = {"all": fields.dtype} if isinstance(fields.dtype, str) else fields.dtype
-    dtypes: dict[str, str] = dict(given.items())
+    by_module = {"all": fields.dtype} if isinstance(fields.dtype, str) else fields.dtype
+    dtypes: dict[str, str] = dict(by_module.items())
     dtype = dtypes.pop("all", "bf16")
     with error_path("model"):
         model = architecture_of(fields.model, document)
     with error_path("calibration"):
         calibration = calibration_of(fields.calibration, document, dtype, fields.gradients)
-    for module, of in dtypes.items():
+    for module, other in dtypes.items():
         with error_path("dtype", module):
-            if of == dtype or {of, dtype} <= _IN_16_BITS:
+            if other == dtype or {other, dtype} <= _IN_16_BITS:
                 raise InputError(f"has no effect: all products are in {dtype}")
-            calibration_of(fields.calibration, document, of, fields.gradients)  # refuses what it lacks
+            calibration_of(fields.calibration, document, other, fields.gradients)  # refuses what it lacks
     parallel = fields.parallel
     with error_path("parallel"):
         layout = ParallelLayout(
@@ -410,10 +410,10 @@ def _training(fields: TrainFields, document: Document) -> Training:
         )
     overlap = [*fields.overlap] if isinstance(fields.overlap, list) else ["dp"] if fields.overlap else []
     _check_effects(fields, model, overlap, dtype)
-    _tell_unused_fabrics(fields.calibration, layout)
-    _tell_order(fields, layout)
+    _warn_of_unused_fabrics(fields.calibration, layout)
+    _warn_of_order(fields, layout)
     if layout.ep == 1:
-        for key in _of_exchanges(fields, overlap):
+        for key in _exchange_settings(fields, overlap):
             warnings.warn(f"{key} has no effect: with parallel.ep: 1 no token leaves its rank", stacklevel=2)
     graphs = [] if isinstance(fields.cuda_graph, str) else fields.cuda_graph
     packed = [fields.sequence] if isinstance(fields.sequence, int) else fields.sequence
@@ -421,7 +421,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
         model=model,
         layout=layout,
         calibration=calibration,
-        **fields.model_dump(include=_AS_GIVEN),
+        **fields.model_dump(include=_UNCHANGED),
         gradient_bytes=4 if fields.gradients == "fp32" else 2,
         partition=tuple(fields.partition or ()),
         context=parallel.context,
@@ -439,7 +439,7 @@ def _training(fields: TrainFields, document: Document) -> Training:
         tensor_overlap="tp" in overlap,
         cuda_graph=FULL_ITERATION if fields.cuda_graph == FULL_ITERATION else tuple(graphs),
         wide_layers=(fields.wide_layers[0], fields.wide_layers[1]),
-        dtypes={module: WIDE if of in _IN_16_BITS else of for module, of in dtypes.items()},
+        dtypes={module: WIDE if other in _IN_16_BITS else other for module, other in dtypes.items()},
         memory=fields.memory if fields.memory is not None else calibration.memory,
     )
     work = training.work  # refuses sizes that no rank can have
@@ -448,9 +448,9 @@ def _training(fields: TrainFields, document: Document) -> Training:
     pieces = {piece.name for kind in {*map(model.kind, range(model.layers))} for piece in work.layer(kind)}
     named: list[tuple[Loc, str]] = [(("dtype", module), module) for module in dtypes]
     named += [(("lora", module), module) for module in fields.lora or ()]
-    for place, module in named:
+    for loc, module in named:
         if not (MODULES[module] & pieces if module in MODULES else model.predicted):
-            raise InputError("has no effect: the model has no such module", path=place)
+            raise InputError("has no effect: the model has no such module", path=loc)
     again = () if isinstance(training.recompute, str) else training.recompute
     scopes = {scope for i in range(model.layers) for letter in model.kind(i) for scope in GRAPHED[letter]}
     for key, lacking in (
@@ -459,15 +459,15 @@ def _training(fields: TrainFields, document: Document) -> Training:
         ("cuda_graph", [scope for scope in graphs if scope not in scopes]),
     ):
         if lacking:
-            why = " of its own: products have their norms" if lacking[0] == "layernorm" else ""
-            raise InputError(f"has no effect: the model has no {lacking[0]}{why}", path=(key,))
+            hint = " of its own: products have their norms" if lacking[0] == "layernorm" else ""
+            raise InputError(f"has no effect: the model has no {lacking[0]}{hint}", path=(key,))
     return training
 
 
 def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection[str], dtype: str) -> None:
     """Raise if a field has no effect."""
-    if not model.experts and (given := _of_exchanges(fields, overlap)):
-        raise InputError("has no effect: the model has no experts", path=(given[0].partition(":")[0],))
+    if not model.experts and (settings := _exchange_settings(fields, overlap)):
+        raise InputError("has no effect: the model has no experts", path=(settings[0].partition(":")[0],))
     if any(fields.wide_layers) and dtype in _IN_16_BITS:
         raise InputError(f"has no effect: all products are in {dtype}", path=("wide_layers",))
     if sum(fields.wide_layers) >= model.layers:
@@ -477,23 +477,23 @@ def _check_effects(fields: TrainFields, model: Architecture, overlap: Collection
         raise InputError("moe_preprocess needs moe_router (Megatron-LM)", path=("cuda_graph",))
 
 
-def _tell_unused_fabrics(given: str | CalibrationFields, layout: ParallelLayout) -> None:
+def _warn_of_unused_fabrics(source: str | CalibrationFields, layout: ParallelLayout) -> None:
     """Warn of a network that differs from the shipped one although no message crosses it."""
-    if isinstance(given, str) or given.from_ is None:
+    if isinstance(source, str) or source.from_ is None:
         return  # without `from` both networks are required
-    shipped = CalibrationFields.model_validate({"from": given.from_})
-    for name, least in (("node", 1), ("network", layout.node)):
-        mine = getattr(given, name)
-        if layout.ranks <= least and mine is not None and mine != getattr(shipped, name):
-            inside = "there is one GPU" if layout.ranks == 1 else f"all {layout.ranks} GPUs are in one node"
-            warnings.warn(f"calibration.{name} has no effect: {inside}", stacklevel=2)
+    shipped = CalibrationFields.model_validate({"from": source.from_})
+    for name, limit in (("node", 1), ("network", layout.node)):
+        own_fabric = getattr(source, name)
+        if layout.ranks <= limit and own_fabric is not None and own_fabric != getattr(shipped, name):
+            extent = "there is one GPU" if layout.ranks == 1 else f"all {layout.ranks} GPUs are in one node"
+            warnings.warn(f"calibration.{name} has no effect: {extent}", stacklevel=2)
 
 
-def _tell_order(fields: TrainFields, layout: ParallelLayout) -> None:
+def _warn_of_order(fields: TrainFields, layout: ParallelLayout) -> None:
     """Warn if experts send over the network because the pipeline fills the nodes by default."""
     if layout.ep == 1 or "order" in fields.parallel.model_fields_set:
         return
-    wide, near = (of.group("ep").nodes for of in (layout, replace(layout, order=("tp", "cp", "dp", "pp"))))
+    wide, near = (one.group("ep").nodes for one in (layout, replace(layout, order=("tp", "cp", "dp", "pp"))))
     if near < wide:
         warnings.warn(
             f"experts on {layout.ep} ranks span {wide} nodes, as a pipeline's ranks stand side by side; with "
@@ -502,7 +502,7 @@ def _tell_order(fields: TrainFields, layout: ParallelLayout) -> None:
         )
 
 
-def _of_exchanges(fields: TrainFields, overlap: Collection[str]) -> list[str]:
+def _exchange_settings(fields: TrainFields, overlap: Collection[str]) -> list[str]:
     """Return the settings given for tokens that are sent to experts on other ranks."""
     dispatcher = ["dispatcher"] if "dispatcher" in fields.model_fields_set else []
     return [*dispatcher, "overlap: ep"] if "ep" in overlap else dispatcher
@@ -510,16 +510,16 @@ def _of_exchanges(fields: TrainFields, overlap: Collection[str]) -> list[str]:
 
 def _replicas(fields: TrainFields) -> int:
     """Return dp: as given, or what the number of GPUs leaves."""
-    of = fields.parallel
+    parallel = fields.parallel
     if fields.gpus is None:
-        return of.dp
-    given, sizes = of.tp * of.cp * of.pp, "tp·cp·pp"
-    if "dp" in of.model_fields_set:
-        given, sizes = given * of.dp, f"{sizes}·dp"
-    unfilled = fields.gpus % given or ("dp" in of.model_fields_set and fields.gpus != given)
-    why = f"{sizes} = {given} ranks do not fill {format_count(fields.gpus, 'GPU')}"
-    refuse_misfit(unfilled, f"{sizes} does not fill the GPUs", why)
-    return of.dp if "dp" in of.model_fields_set else fields.gpus // given
+        return parallel.dp
+    ranks, sizes = parallel.tp * parallel.cp * parallel.pp, "tp·cp·pp"
+    if "dp" in parallel.model_fields_set:
+        ranks, sizes = ranks * parallel.dp, f"{sizes}·dp"
+    unfilled = fields.gpus % ranks or ("dp" in parallel.model_fields_set and fields.gpus != ranks)
+    message = f"{sizes} = {ranks} ranks do not fill {format_count(fields.gpus, 'GPU')}"
+    refuse_misfit(unfilled, f"{sizes} does not fill the GPUs", message)
+    return parallel.dp if "dp" in parallel.model_fields_set else fields.gpus // ranks
 
 
 def _routes(fields: TrainFields, document: Document) -> UnplacedRouting | None:
@@ -529,8 +529,8 @@ def _routes(fields: TrainFields, document: Document) -> UnplacedRouting | None:
             if getattr(fields, key):
                 raise InputError("has no effect without routing", path=(key,))
         return None
-    of = partial(route_tokens, fields.routing, origin=document.origin)
-    return partial(of, capacity_factor=fields.capacity_factor, pad=fields.pad_to_capacity)
+    routing = partial(route_tokens, fields.routing, origin=document.origin)
+    return partial(routing, capacity_factor=fields.capacity_factor, pad=fields.pad_to_capacity)
 
 
 def architecture_of(fields: ModelFields, document: Document) -> Architecture:
@@ -541,20 +541,20 @@ def architecture_of(fields: ModelFields, document: Document) -> Architecture:
     InputError
         A name is unknown, a file is not a configuration, or a size is missing.
     """
-    given = fields.model_dump(exclude={"name"}, exclude_none=True)
+    sizes_given = fields.model_dump(exclude={"name"}, exclude_none=True)
     for key, names in _PARTS.items():
-        for part, value in given.pop(key, {}).items():
+        for part, value in sizes_given.pop(key, {}).items():
             if not value and part in ("layer", "query", "value", "expert"):
                 raise InputError("should be 1 or more", path=(key, part))
-            given[names[part]] = value
-    if isinstance(kind := given.get("positions"), str):
-        given |= {"positions": 0, "rotary": kind == "rotary" or kind}
+            sizes_given[names[part]] = value
+    if isinstance(kind := sizes_given.get("positions"), str):
+        sizes_given |= {"positions": 0, "rotary": kind == "rotary" or kind}
     elif kind is not None:
-        given["rotary"] = False
-    if "gated" in given:
-        given |= {"gated": bool(given["gated"]), "clamped": given["gated"] == "clamped"}
-    if isinstance(kinds := given.get("layers"), str | list):
-        given |= {"layers": len(kinds), "pattern": kinds}
+        sizes_given["rotary"] = False
+    if "gated" in sizes_given:
+        sizes_given |= {"gated": bool(sizes_given["gated"]), "clamped": sizes_given["gated"] == "clamped"}
+    if isinstance(kinds := sizes_given.get("layers"), str | list):
+        sizes_given |= {"layers": len(kinds), "pattern": kinds}
     base: Mapping[str, Any] = {}
     if fields.name is not None and fields.name.endswith(".json"):
         base = model_sizes(document.file(fields.name))
@@ -562,10 +562,10 @@ def architecture_of(fields: ModelFields, document: Document) -> Architecture:
         if fields.name not in MODELS:
             raise UnknownNameError("model", fields.name, sorted(MODELS))
         base = MODELS[fields.name]
-    sizes = {**base, **given}
+    sizes = {**base, **sizes_given}
     for key in ("layers", "hidden", "heads", "vocabulary"):
         if key not in sizes:
             raise InputError(f"has no {key}; give it, or the name of a model that has it")
-    if "layers" in given and "pattern" not in given and "pattern" in sizes:
+    if "layers" in sizes_given and "pattern" not in sizes_given and "pattern" in sizes:
         sizes["pattern"] = sizes["pattern"][: sizes["layers"]]
     return Architecture(**sizes)

@@ -77,8 +77,8 @@ class Workload(Strict):
         """
         if not self.deciders:
             raise InputError(f"{type(self).__name__} must define build()")
-        what, _ = self.decider
-        raise document.error(self.place, f"has a graph only under a {what}; run one of its cases")
+        word, _ = self.decider
+        raise document.error(self.place, f"has a graph only under a {word}; run one of its cases")
 
     @property
     def place(self) -> Loc:
@@ -96,8 +96,8 @@ class Workload(Strict):
             if error.path or isinstance(error, UnknownNameError):  # an option of the policy
                 raise document.wrong(error, loc) from error
             # Which, where several are compared
-            of = "" if str(policy.name) in str(error) else f"{policy.name}: "
-            raise document.error(self.place, f"{of}{error}") from error
+            prefix = "" if str(policy.name) in str(error) else f"{policy.name}: "
+            raise document.error(self.place, f"{prefix}{error}") from error
 
     def check_schedule(self, policy: PolicyFields) -> None:
         """Raise if a policy of the group `deciders` has an unknown option.
@@ -204,16 +204,16 @@ def op_place(error: SimError, document: Document) -> Loc:
     >>> op_place(SimError("graph 'g' has a cycle: f/0 -> p -> f/0").about("f/0"), document)
     ('workload', 'ops', 'f')
     """
-    found = [] if error.op is None else [loc for loc, _ in _ops(error.op, document)]
-    for loc in reversed(found):
+    locs = [] if error.op is None else [loc for loc, _ in _ops(error.op, document)]
+    for loc in reversed(locs):
         name = error.attribute or ""
         for attribute in ((*loc, "attributes", name), (*loc, name)):
             if (node := document.at(attribute)) is not None:
                 named = ((key, item.child("from") or item) for key, item in node.items())
-                return (*attribute, *[key for key, each in named if str(each.value) == error.entry][:1])
-    if not found and error.op is not None and document.at(("workload", "ops")) is not None:
+                return (*attribute, *[key for key, source in named if str(source.value) == error.entry][:1])
+    if not locs and error.op is not None and document.at(("workload", "ops")) is not None:
         return ("workload", "ops")
-    return found[-1] if found else ("workload",)
+    return locs[-1] if locs else ("workload",)
 
 
 def op_message(error: SimError, document: Document) -> str:
@@ -227,19 +227,19 @@ def op_message(error: SimError, document: Document) -> str:
     >>> op_message(SimError("op 'if/merge0' decides nothing").about("if/merge0"), document)
     "op 'if' decides nothing"
     """
-    found = [] if error.op is None else list(_ops(error.op, document))
-    return str(error).replace(repr(error.op), repr(found[-1][1])) if found else str(error)
+    ops = [] if error.op is None else list(_ops(error.op, document))
+    return str(error).replace(repr(error.op), repr(ops[-1][1])) if ops else str(error)
 
 
-def _ops(whole: str, document: Document) -> Iterator[tuple[Loc, str]]:
-    """Yield path and name of each op in `whole`; an op of a function follows the op that stands for it."""
+def _ops(path: str, document: Document) -> Iterator[tuple[Loc, str]]:
+    """Yield path and name of each op in `path`; an op of a function follows the op that stands for it."""
     workload: Loc = ("workload",)
-    name = whole
-    session, _, rest = whole.partition("/")
+    name = path
+    session, _, tail = path.partition("/")
     if document.at(("workload", "sessions", session)) is not None:  # SESSION/OP, or SESSION/BATCH/OP
         workload = ("workload", "sessions", session, "workload")
-        batch, _, after = rest.partition("/")
-        name = after if batch.isdecimal() and document.at((*workload, "ops", rest)) is None else rest
+        batch, _, after = tail.partition("/")
+        name = after if batch.isdecimal() and document.at((*workload, "ops", tail)) is None else tail
     scope: Loc = (*workload, "ops")
     while name:
         op = name
@@ -248,7 +248,7 @@ def _ops(whole: str, document: Document) -> Iterator[tuple[Loc, str]]:
             if not slash:
                 return
         key, name = "body", name[len(op) + 1 :]
-        yield (*scope, op), whole.removesuffix(f"/{name}")
+        yield (*scope, op), path.removesuffix(f"/{name}")
         kind = document.at((*scope, op, "kind"))
         if kind is None or kind.value != "call":
             side, _, name = name.partition("/")
@@ -303,5 +303,5 @@ def kind_of(name: str) -> type[Workload] | None:
 
 def every_kind() -> Mapping[str, type[Workload]]:
     """Load all kinds and return them by name, sorted."""
-    found = {name: kind_of(name) for name in kind_names()}
-    return {name: kind for name, kind in found.items() if kind is not None}
+    kinds = {name: kind_of(name) for name in kind_names()}
+    return {name: kind for name, kind in kinds.items() if kind is not None}

@@ -656,7 +656,7 @@ def test_the_change_that_is_offered_fits_and_the_notch_before_it_does_not() -> N
     of = replace(of, memory=peaks(replace(of, micro_batch=2))[0]["peak_bytes"])
     with pytest.raises(OutOfMemoryError, match="it fits with"):
         check_fits(of, peaks(of), 1)
-    changes = {change.what: change for change in changes_that_fit(of)}
+    changes = {change.setting: change for change in changes_that_fit(of)}
     by_batch = next(change for what, change in changes.items() if what.startswith("micro_batch"))
     smaller = int(by_batch.what.split()[-1])
     assert smaller == 2
@@ -673,7 +673,7 @@ def test_what_is_offered_fits_under_the_policy_that_stays() -> None:
     most = {of.policy: max(each["peak_bytes"] for each in peaks(of)) for of in (gpipe, lean)}
     assert most["1f1b"] < most["gpipe"]
     of = replace(gpipe, memory=most["1f1b"])
-    changes = {change.what: change for change in changes_that_fit(of)}
+    changes = {change.setting: change for change in changes_that_fit(of)}
     assert changes["policy: 1f1b"] == ("policy: 1f1b", most["1f1b"], step_ns(lean))
     assert not any("sharding" in what for what in changes)  # it shards no activations
     batch = next((what for what in changes if what.startswith("micro_batch")), None)
@@ -685,7 +685,7 @@ def test_experts_may_go_to_more_ranks() -> None:
     of = Training(Architecture(**MODELS["mixtral-8x7b"]), ParallelLayout(dp=8), PLAIN, 512, 1, 8)
     spread = replace(of, layout=replace(of.layout, ep=4))
     of = replace(of, memory=max(each["peak_bytes"] for each in peaks(spread)))
-    changes = {change.what: change.peak for change in changes_that_fit(of)}
+    changes = {change.setting: change.peak for change in changes_that_fit(of)}
     assert changes["parallel.ep: 4"] == of.memory
     with pytest.raises(OutOfMemoryError, match=r"parallel\.ep: 4"):
         check_fits(of, peaks(of), 1)
@@ -697,7 +697,7 @@ def test_tensor_parallelism_may_fill_a_node_beside_a_pipeline_over_nodes() -> No
     of = Training(Architecture(**MODELS["llama3-8b"]), ParallelLayout(dp=16), shipped, 4096, 1, 64)
     both = replace(of, layout=replace(of.layout, tp=8, pp=2, dp=1))
     of = replace(of, memory=max(each["peak_bytes"] for each in peaks(both)))
-    changes = [change.what for change in changes_that_fit(of)]
+    changes = [change.setting for change in changes_that_fit(of)]
     assert changes[0] == "parallel: tp: 8, pp: 2, dp: 1"
     assert "parallel: tp: 16, dp: 1" in changes
 

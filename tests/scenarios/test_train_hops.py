@@ -109,11 +109,11 @@ def test_fsdp_that_waits_for_messages_says_so() -> None:
 
 def test_hsdp_is_a_single_change_that_fits() -> None:
     copies = training(sharding="none", sequence=8192)
-    found = {change.what: change for change in changes_that_fit(copies)}
+    found = {change.setting: change for change in changes_that_fit(copies)}
     hybrid = next(change for what, change in found.items() if what.startswith("parallel: sharding: fsdp"))
     assert copies.memory is not None
     assert hybrid.peak <= copies.memory
     of = training(shard=16)
     sixteen = fullest(of, step_trace(of))
     small = replace(training(shard=8), memory=sixteen)  # it needs more
-    assert "parallel.shard: 16" in {change.what for change in changes_that_fit(small)}
+    assert "parallel.shard: 16" in {change.setting for change in changes_that_fit(small)}
