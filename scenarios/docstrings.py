@@ -54,12 +54,12 @@ def read_docstring(thing: object) -> Docstring:
     {'thing': ParameterDoc(type='object', meaning='An instance may have a docstring of its own.')}
     """
     kinds = inspect.getmro(thing)[:-1] if isinstance(thing, type) else [thing]
-    told: dict[str, ParameterDoc] = {}
+    parameters: dict[str, ParameterDoc] = {}
     for kind in kinds:
         for section in ("Parameters", "Attributes"):
-            told = {**_parameters(_sections(kind).get(section, "")), **told}
+            parameters = {**_parameters(_sections(kind).get(section, "")), **parameters}
     summary, _, text = _sections(kinds[0]).get("", "").partition("\n")
-    return Docstring(summary, text.strip("\n"), told)
+    return Docstring(summary, text.strip("\n"), parameters)
 
 
 def rule(thing: object) -> str:
@@ -82,16 +82,16 @@ def plain(text: str) -> str:
 
 def _sections(thing: object) -> dict[str, str]:
     """Return the sections of a docstring by title; the text before the first has an empty title."""
-    title, *rest = _SECTION.split(inspect.cleandoc(getattr(thing, "__doc__", None) or ""))
-    return {"": title, **dict(zip(rest[::2], rest[1::2], strict=True))}
+    title, *parts = _SECTION.split(inspect.cleandoc(getattr(thing, "__doc__", None) or ""))
+    return {"": title, **dict(zip(parts[::2], parts[1::2], strict=True))}
 
 
 def _parameters(section: str) -> dict[str, ParameterDoc]:
     """Return the parameters in a section; several may share a line: ``ranks, chunks : int``."""
-    found = {}
+    parameters = {}
     for entry in re.split(r"\n(?=\S)", section.strip()):
         head, _, meaning = entry.partition("\n")
         names, _, kind = head.partition(" : ")
         for name in filter(None, names.split(",")):
-            found[name.strip(" *")] = ParameterDoc(kind.strip(), " ".join(meaning.split()))
-    return found
+            parameters[name.strip(" *")] = ParameterDoc(kind.strip(), " ".join(meaning.split()))
+    return parameters

@@ -42,7 +42,7 @@ from sim.trace import Trace
 #     makespan: {at_most: 1.05 x gpipe}            of the result of another run of the scenario
 #     makespan: {equals: 45us, tolerance: 1%}      of the expected value
 
-_TIMES: Final = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*x\s+(\S.*?)\s*")
+_MULTIPLE: Final = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*x\s+(\S.*?)\s*")
 
 
 class Relative(NamedTuple):
@@ -75,8 +75,8 @@ def read_relative(text: Any) -> Relative | None:
     >>> print(read_relative("1.05 x gpipe"), read_relative("45us"))
     1.05 x gpipe None
     """
-    found = _TIMES.fullmatch(text) if isinstance(text, str) else None
-    return None if found is None else Relative(Fraction(found[1]), found[2])
+    match = _MULTIPLE.fullmatch(text) if isinstance(text, str) else None
+    return None if match is None else Relative(Fraction(match[1]), match[2])
 
 
 def resolve(
@@ -100,18 +100,18 @@ def resolve(
     >>> resolve({"equals": 90, "tolerance": Relative(Fraction(1, 10))}, {})
     {'equals': 90, 'tolerance': 9}
     """
-    found: dict[str, results.Value] = {}
+    resolved: dict[str, results.Value] = {}
     for key, value in condition.items():
         if isinstance(value, Relative):
-            whole: Any = references[value.run] if value.run else found["equals"]
-            exact = value.times * Fraction(whole)
-            found[key] = _ROUNDED[key](exact) if isinstance(whole, int) else float(exact)
+            base: Any = references[value.run] if value.run else resolved["equals"]
+            exact = value.times * Fraction(base)
+            resolved[key] = _ROUND[key](exact) if isinstance(base, int) else float(exact)
         else:
-            found[key] = value
-    return found
+            resolved[key] = value
+    return resolved
 
 
-_ROUNDED: Final[Mapping[str, Callable[[Fraction], int]]] = {
+_ROUND: Final[Mapping[str, Callable[[Fraction], int]]] = {
     "equals": round_half_up,
     "tolerance": math.floor,
     "at_most": math.floor,
@@ -139,8 +139,8 @@ def why_not_at(trace: Trace, policy: str, op: str, at_ns: int) -> str:
     from sim.diff.schedule import schedule_of
 
     row = results.row_of(trace, op)
-    held = None if row is None else held_at(schedule_of(trace, "", policy=policy), row, at_ns)
-    return f"\n  at {format_duration(at_ns)} {held.sentence}" if held else ""
+    delay = None if row is None else held_at(schedule_of(trace, "", policy=policy), row, at_ns)
+    return f"\n  at {format_duration(at_ns)} {delay.sentence}" if delay else ""
 
 
 def held_at_the_peak(trace: Trace, device: str, nbytes: int) -> str:
@@ -151,10 +151,10 @@ def held_at_the_peak(trace: Trace, device: str, nbytes: int) -> str:
     use = memory_use(trace, holders=3)[device]
     if use.peak_bytes != nbytes or not use.holders:
         return ""
-    told = ", ".join(f"{each.name!r} ({format_bytes(each.nbytes)})" for each in use.holders)
-    rest = nbytes - sum(each.nbytes for each in use.holders)
-    more = f" and others ({format_bytes(rest)})" if rest else ""
-    return f"\n  at {format_duration(use.peak_ns)}, at the peak, {device} holds {told}{more}"
+    largest = ", ".join(f"{tensor.name!r} ({format_bytes(tensor.nbytes)})" for tensor in use.holders)
+    others_nbytes = nbytes - sum(tensor.nbytes for tensor in use.holders)
+    more = f" and others ({format_bytes(others_nbytes)})" if others_nbytes else ""
+    return f"\n  at {format_duration(use.peak_ns)}, at the peak, {device} holds {largest}{more}"
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Outcome(NamedTuple):
         ``equals``, ``at_most``, ``at_least``, ``tolerance`` in base units (ns, bytes, shares).
     actual : int, float, str or list of str
     passed : bool
-    told : str
+    text : str
         Expected and actual result: a sentence, and further lines with details.
     references : dict of str to int or float
         Results of the runs that the condition names.
@@ -196,22 +196,22 @@ class Outcome(NamedTuple):
     condition: Mapping[str, results.Value]
     actual: results.Value
     passed: bool
-    told: str
+    text: str
     references: Mapping[str, int | float] = MappingProxyType({})
 
     @property
-    def what(self) -> str:
+    def result(self) -> str:
         """Name of the result."""
-        return self.expectation.what
+        return self.expectation.result
 
     @property
     def message(self) -> str:
-        """Place of the expectation, and `told`."""
-        return f"{self.expectation.place}: {self.told}"
+        """Place of the expectation, and `text`."""
+        return f"{self.expectation.place}: {self.text}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {"what": self.what, **self.condition, "actual": self.actual, "passed": self.passed}
+        return {"what": self.result, **self.condition, "actual": self.actual, "passed": self.passed}
 
 
 class Expectation(NamedTuple):
@@ -219,7 +219,7 @@ class Expectation(NamedTuple):
 
     Attributes
     ----------
-    what : str
+    result : str
         ``"makespan"``, ``"utilisation.gpu0"``.
     condition : dict
         Values in base units, or relative to other runs.
@@ -227,7 +227,7 @@ class Expectation(NamedTuple):
         Place in the scenario.
     """
 
-    what: str
+    result: str
     condition: Mapping[str, Given]
     document: Document
     loc: Loc
@@ -245,17 +245,17 @@ class Expectation(NamedTuple):
     @property
     def table(self) -> Path | None:
         """The table of ops to which a schedule is compared, or None."""
-        if results.result_named(self.what).unit is not results.FILE:
+        if results.result_named(self.result).unit is not results.FILE:
             return None
         with self.document.placing(*self.loc):
             return self.document.file(str(self.condition["equals"]))
 
-    def check_name(self, known: Mapping[str, Set[str]], *, with_table: bool = True) -> None:
+    def check_name(self, names: Mapping[str, Set[str]], *, with_table: bool = True) -> None:
         """Raise before the run if it will not have a name.
 
         Parameters
         ----------
-        known : mapping of str to set of str
+        names : mapping of str to set of str
             Names of ``device``, ``link``, ``op`` and ``recovery``.
         with_table : bool
             Whether the table of a schedule must exist.
@@ -266,17 +266,17 @@ class Expectation(NamedTuple):
             A name is unknown; the message has the nearest known one.
         """
         kind, name = self._split()
-        of = results.RESULTS[kind].of
-        if of and name and name not in known[of]:
-            raise self._unknown(self.loc, of, name, known[of])
+        part = results.RESULTS[kind].part
+        if part and name and name not in names[part]:
+            raise self._unknown(self.loc, part, name, names[part])
         if results.RESULTS[kind].unit is results.ORDER:
-            seen: set[str] = set()
+            listed: set[str] = set()
             for i, op in enumerate(self.condition["equals"]):
-                if op not in known["op"]:
-                    raise self._unknown((*self.loc, i), "op", op, known["op"])
-                if op in seen:
+                if op not in names["op"]:
+                    raise self._unknown((*self.loc, i), "op", op, names["op"])
+                if op in listed:
                     raise self.document.error((*self.loc, i), f"names the op {op!r} twice")
-                seen.add(op)
+                listed.add(op)
         if with_table and (table := self.table) is not None:
             with self.document.placing(*self.loc):
                 if not table.exists():
@@ -290,11 +290,11 @@ class Expectation(NamedTuple):
         condition = self.condition
         if results.RESULTS[kind].unit is results.ORDER:
             condition = {key: [*map(seen_as, ops)] for key, ops in condition.items() if isinstance(ops, list)}
-        what = f"{kind}.{seen_as(name)}" if name else kind
-        return self._replace(what=what, condition=condition)
+        full_name = f"{kind}.{seen_as(name)}" if name else kind
+        return self._replace(result=full_name, condition=condition)
 
-    def _unknown(self, loc: Loc, of: str, name: str, known: Set[str]) -> ScenarioError:
-        return self.document.error(loc, f"unknown {of} {name!r}{hint(name, known)}", key=True)
+    def _unknown(self, loc: Loc, part: str, name: str, names: Set[str]) -> ScenarioError:
+        return self.document.error(loc, f"unknown {part} {name!r}{hint(name, names)}", key=True)
 
     def hold(
         self,
@@ -321,42 +321,42 @@ class Expectation(NamedTuple):
         ScenarioError
             The run has no such result (the bubble without a pipeline, the end of an op that never ran).
         """
-        result = results.result_named(self.what)
+        result = results.result_named(self.result)
         if (table := self.table) is not None:
             return self._hold_schedule(run, table, new_tables)
         actual = self._result_of(run)
         beside = {
-            key: given for key, given in self.condition.items() if isinstance(given, Relative) and given.run
+            key: value for key, value in self.condition.items() if isinstance(value, Relative) and value.run
         }
         references = {
-            given.run: self._result_of(other(given.run), f"the run {given.run!r}")
-            for given in beside.values()
+            value.run: self._result_of(other(value.run), f"the run {value.run!r}")
+            for value in beside.values()
         }
         condition = resolve(self.condition, references)
         if isinstance(actual, list):
             listed = set(condition["equals"])
             actual = [op for op in actual if op in listed]
-        wanted = ", ".join(
+        expected = ", ".join(
             results.WORDS[key] + result.unit.show(value) + (f" ({beside[key]})" if key in beside else "")
             for key, value in condition.items()
         )
         passed = results.holds(actual, condition)
-        told = f"{self.what} is {result.unit.show(actual)}, expected {wanted}"
+        text = f"{self.result} is {result.unit.show(actual)}, expected {expected}"
         if not passed:
-            told += self._why(actual, condition, run)
-            if self.what == "makespan" and unrecorded and not references:
+            text += self._why(actual, condition, run)
+            if self.result == "makespan" and unrecorded and not references:
                 record = f"`sim run {unrecorded} --ops golden.csv` where this still holds"
-                told += f"\n  what moved is unknown, as no schedule is recorded: {record}, then "
-                told += f"`sim diff golden.csv {unrecorded}`"
-        return Outcome(self, condition, actual, passed, told, references)
+                text += f"\n  what moved is unknown, as no schedule is recorded: {record}, then "
+                text += f"`sim diff golden.csv {unrecorded}`"
+        return Outcome(self, condition, actual, passed, text, references)
 
     def of_failure(self, error: SimError) -> Outcome | None:
         """Return the outcome for a run that did not start or continue; None if it is about another result."""
-        if self.what != "outcome":
+        if self.result != "outcome":
             return None
-        actual, wanted = results.outcome_of(error), str(self.condition["equals"])
-        told = f"outcome is {actual!r}, expected {wanted!r}: {error}"
-        return Outcome(self, {"equals": wanted}, actual, actual == wanted, told)
+        actual, expected = results.outcome_of(error), str(self.condition["equals"])
+        text = f"outcome is {actual!r}, expected {expected!r}: {error}"
+        return Outcome(self, {"equals": expected}, actual, actual == expected, text)
 
     def _why(self, actual: Any, condition: Mapping[str, Any], run: FinishedRun) -> str:
         """Return further lines on what delayed an op, or was in memory."""
@@ -364,23 +364,23 @@ class Expectation(NamedTuple):
         if kind == "peak_memory":
             return held_at_the_peak(run.trace, name, actual)
         if kind == "start":
-            meant = min(condition.get("equals", actual), condition.get("at_most", actual))
-            return why_not_at(run.trace, run.policy, name, meant) if meant < actual else ""
+            due_ns = min(condition.get("equals", actual), condition.get("at_most", actual))
+            return why_not_at(run.trace, run.policy, name, due_ns) if due_ns < actual else ""
         if not isinstance(actual, list):
             return ""
-        run_here = set(actual)
+        executed = set(actual)
         for op in condition["equals"]:
-            if op not in run_here:
+            if op not in executed:
                 return f"\n  {op!r} does not run{f' on {name}' if name else ''}"
         early, late = next((a, b) for a, b in zip(actual, condition["equals"], strict=True) if a != b)
         start = results.RESULTS["start"]
-        at, then = (int(start.get(run.summary, run.trace, op) or 0) for op in (early, late))
-        if at == then:
-            return f"\n  {early!r} comes before {late!r}, and both start at {start.unit.show(at)}"
-        told = f"{early!r} starts at {start.unit.show(at)}, before {late!r}, which starts at"
-        return f"\n  {told} {start.unit.show(then)}" + why_not_at(run.trace, run.policy, late, at)
+        early_ns, late_ns = (int(start.get(run.summary, run.trace, op) or 0) for op in (early, late))
+        if early_ns == late_ns:
+            return f"\n  {early!r} comes before {late!r}, and both start at {start.unit.show(early_ns)}"
+        text = f"{early!r} starts at {start.unit.show(early_ns)}, before {late!r}, which starts at"
+        return f"\n  {text} {start.unit.show(late_ns)}" + why_not_at(run.trace, run.policy, late, early_ns)
 
-    def _result_of(self, run: FinishedRun, whose: str = "this run") -> Any:
+    def _result_of(self, run: FinishedRun, owner: str = "this run") -> Any:
         kind, name = self._split()
         if (folding := run.trace.job.machine.folding) is not None:  # the other run may be folded
             name = folding.seen_as(name)
@@ -389,7 +389,7 @@ class Expectation(NamedTuple):
         except KeyError:  # the other run has no such device or link
             actual = None
         if actual is None:
-            raise self.document.error(self.loc, results.no_such_result(self.what, whose), key=True)
+            raise self.document.error(self.loc, results.no_such_result(self.result, owner), key=True)
         return actual
 
     def _hold_schedule(self, run: FinishedRun, table: Path, new_tables: bool) -> Outcome:
@@ -399,14 +399,14 @@ class Expectation(NamedTuple):
         within_ns: Any = self.condition.get("tolerance", 0)
         with self.document.placing(*self.loc):
             if new_tables and not has_run(table, run.policy):
-                return Outcome(self, {"equals": golden}, "", False, f"{self.what} is not in {golden} yet")
+                return Outcome(self, {"equals": golden}, "", False, f"{self.result} is not in {golden} yet")
             differs = against_table(run.trace, table, run.policy, over_ns=within_ns)
-        told = "\n  ".join([f"{self.what} is not that of {golden}", *differs])
+        text = "\n  ".join([f"{self.result} is not that of {golden}", *differs])
         actual = "; ".join(line.strip() for line in differs) or golden
-        return Outcome(self, {"equals": golden}, actual, not differs, told)
+        return Outcome(self, {"equals": golden}, actual, not differs, text)
 
     def _split(self) -> tuple[str, str]:
-        kind, _, name = self.what.partition(".")
+        kind, _, name = self.result.partition(".")
         return kind, name
 
 
@@ -424,18 +424,18 @@ def check_runs(
     ScenarioError
         The message has the nearest run or result.
     """
-    for what, each in expect.items():
-        of_a_run, is_result = isinstance(each, dict), what.partition(".")[0] in results.RESULTS
-        if of_a_run and what not in runs:
-            message = f"unknown run or result {what!r}{hint(what, [*results.RESULTS, *runs])}"
+    for key, condition in expect.items():
+        of_a_run, is_result = isinstance(condition, dict), key.partition(".")[0] in results.RESULTS
+        if of_a_run and key not in runs:
+            message = f"unknown run or result {key!r}{hint(key, [*results.RESULTS, *runs])}"
             if is_result:
-                first = next(iter(each))
+                first = next(iter(condition))
                 message = f"is a result; give equals, at_most, at_least or tolerance, not {first!r}"
-        elif not of_a_run and what in runs and not is_result:
+        elif not of_a_run and key in runs and not is_result:
             message = "is a run; say which of its results, as in {makespan: 45us}"
         else:
             continue
-        raise document.error(("expect", what), message, key=True)
+        raise document.error(("expect", key), message, key=True)
 
 
 def read_expectations(
@@ -457,49 +457,49 @@ def read_expectations(
     ScenarioError
         An unknown result or run, a value without its unit, no condition, or a contradiction between two.
     """
-    found = tuple(
-        Expectation(what, _read(what, condition, document, (*loc, what), runs), document, (*loc, what))
-        for what, condition in expect.items()
+    expectations = tuple(
+        Expectation(name, _read(name, condition, document, (*loc, name), runs), document, (*loc, name))
+        for name, condition in expect.items()
     )
-    for each in found:
-        if each.what == "outcome" and each.condition["equals"] != results.DONE and len(found) > 1:
-            raise document.error(each.loc, "such a run has no other results; expect nothing else of it")
-    return found
+    for name, condition, _, place in expectations if len(expectations) > 1 else ():
+        if name == "outcome" and condition["equals"] != results.DONE:
+            raise document.error(place, "such a run has no other results; expect nothing else of it")
+    return expectations
 
 
 def _read(
-    what: str, condition: Condition, document: Document, loc: Loc, runs: Sequence[str]
+    name: str, condition: Condition, document: Document, loc: Loc, runs: Sequence[str]
 ) -> dict[str, Given]:
     """Return the values of a condition in base units, in a fixed order."""
     try:
-        results.check_named(what)
+        results.check_named(name)
     except InputError as error:
         raise document.error(loc, str(error), key=True) from None
-    unit = results.result_named(what).unit
+    unit = results.result_named(name).unit
     values: dict[str, Given] = {}
     for key in ("equals", "tolerance", "at_most", "at_least"):
         if key in condition.model_fields_set:
             with document.placing(*loc, key):
-                values[key] = _value(key, getattr(condition, key), what, runs)
+                values[key] = _value(key, getattr(condition, key), name, runs)
     with document.placing(*loc):
         _check_consistent(values, unit)
     return values
 
 
-def _value(key: str, given: Any, what: str, runs: Sequence[str]) -> Given:
-    result = results.result_named(what)
+def _value(key: str, value: Any, name: str, runs: Sequence[str]) -> Given:
+    result = results.result_named(name)
     if key == "tolerance" and result.unit is results.FILE:
-        return parse_duration(given, what="")
-    if key == "tolerance" and isinstance(given, str) and given.strip().endswith("%"):
-        return Relative(Fraction(str(results.SHARE.read(given))))
-    relative = read_relative(given) if result.is_amount and key != "tolerance" else None
+        return parse_duration(value, what="")
+    if key == "tolerance" and isinstance(value, str) and value.strip().endswith("%"):
+        return Relative(Fraction(str(results.SHARE.read(value))))
+    relative = read_relative(value) if result.is_amount and key != "tolerance" else None
     if relative is None:
-        if result.is_amount and given in runs:
-            raise InputError(f"{given!r} is a run; write how many times what it has, as in 1 x {given}")
-        return result.unit.read(given)
+        if result.is_amount and value in runs:
+            raise InputError(f"{value!r} is a run; write how many times what it has, as in 1 x {value}")
+        return result.unit.read(value)
     if relative.run not in runs:
-        known = hint(relative.run, runs) or "; no other run is named"
-        raise InputError(f"there is no other run {relative.run!r}{known}")
+        known_runs = hint(relative.run, runs) or "; no other run is named"
+        raise InputError(f"there is no other run {relative.run!r}{known_runs}")
     return relative
 
 
@@ -519,6 +519,6 @@ def _check_consistent(values: Mapping[str, Any], unit: results.Unit) -> None:
         raise InputError(_ONLY_EQUALS[unit])
     if unit is results.FILE and not {"equals"} <= set(values) <= {"equals", "tolerance"}:
         raise InputError("is a file, and equals it or does not; a tolerance is a duration")
-    least, most = values.get("at_least", 0), values.get("at_most", float("inf"))
-    if not isinstance(least, Relative) and not isinstance(most, Relative) and least > most:
+    lower, upper = values.get("at_least", 0), values.get("at_most", float("inf"))
+    if not isinstance(lower, Relative) and not isinstance(upper, Relative) and lower > upper:
         raise InputError("can never hold: at_least is more than at_most")

@@ -157,9 +157,9 @@ class KnownDecision(NamedTuple):
     @property
     def written(self) -> str:
         """Its form in a scenario: with the required options, or else with the first one."""
-        shown = [one for one in self.options if one.required] or self.options[:1]
+        options = [one for one in self.options if one.required] or self.options[:1]
         key = "model" if self.decision.group == "sim.collectives" else "name"
-        more = "".join(f", {one.name}: {_yaml(one.default)}" for one in shown)
+        more = "".join(f", {one.name}: {_yaml(one.default)}" for one in options)
         named = f"{{{key}: {self.name}{more}}}" if more or key == "model" else self.name
         return self.decision.written.replace("NAME", named)
 
@@ -174,8 +174,8 @@ def decisions(group: str | None = None) -> Iterator[KnownDecision]:
     """
     for decision in DECISIONS:
         if group in (None, decision.group):
-            for found in plugins.describe(decision.group):
-                yield _find_decision(found.name, decision, plugins.lookup(decision.group, found.name))
+            for entry in plugins.describe(decision.group):
+                yield _find_decision(entry.name, decision, plugins.lookup(decision.group, entry.name))
 
 
 def known_as(name: str, origin: plugins.Origin = plugins.NOWHERE) -> list[KnownDecision]:
@@ -203,20 +203,20 @@ def known_as(name: str, origin: plugins.Origin = plugins.NOWHERE) -> list[KnownD
     ('window', 'int', False, None)
     """
     if ":" in name:
-        return [_code(name, origin)]
+        return [_describe_code(name, origin)]
     groups = {one: plugins.names(one.group) for one in DECISIONS}
-    found = [
+    matches = [
         _find_decision(name, one, plugins.lookup(one.group, name))
         for one, names in groups.items()
         if name in names
     ]
-    if not found:
-        known = list(dict.fromkeys(name for names in groups.values() for name in names))
-        raise UnknownNameError("policy or other decision", name, known)
-    return found
+    if not matches:
+        every_name = dict.fromkeys(name for names in groups.values() for name in names)
+        raise UnknownNameError("policy or other decision", name, every_name)
+    return matches
 
 
-def _code(name: str, origin: plugins.Origin) -> KnownDecision:
+def _describe_code(name: str, origin: plugins.Origin) -> KnownDecision:
     """Return the description of a class ``module:Class``, by the first decision that a method of it makes."""
     thing = origin.lookup("sim.policies", name)
     fitting = [one for one in DECISIONS if one.method and callable(getattr(thing, one.method, None))]
@@ -228,37 +228,37 @@ def _code(name: str, origin: plugins.Origin) -> KnownDecision:
 
 def _find_decision(name: str, decision: Decision, thing: Any) -> KnownDecision:
     doc = read_docstring(thing)
-    options = tuple(_option(p, told) for p, told in _parameters_taken(decision.group, name, thing))
+    options = tuple(_option(p, meaning) for p, meaning in _accepted_parameters(decision.group, name, thing))
     module = getattr(thing, "__module__", "")
     code = f"{module}:{getattr(thing, '__qualname__', type(thing).__name__)}"
     return KnownDecision(name, decision, doc.summary, doc.text, options, rule(thing), code)
 
 
-def _parameters_taken(group: str, name: str, thing: Any) -> list[tuple[inspect.Parameter, ParameterDoc]]:
+def _accepted_parameters(group: str, name: str, thing: Any) -> list[tuple[inspect.Parameter, ParameterDoc]]:
     """Return the parameters that a scenario may give to a plugin, and their meanings."""
     from devices.memory.registry import MemorySpec, allocator_options
 
     if not callable(thing):
         return []
-    own, sources = parameters(thing), [thing]
+    args, sources = parameters(thing), [thing]
     if group == "sim.allocators":
-        own = {key: one for key, one in allocator_options(name).items() if key != "group_of"}
-        own |= {key: one for key, one in parameters(MemorySpec).items() if key.endswith("_ns")}
+        args = {key: one for key, one in allocator_options(name).items() if key != "group_of"}
+        args |= {key: one for key, one in parameters(MemorySpec).items() if key.endswith("_ns")}
         sources = [thing, getattr(thing, "__self__", None), MemorySpec]
     elif group == "sim.pipelines":
         from policies.pipeline.registry import default_chunks, generate
 
         shared = parameters(generate)
-        own = {key: one for key, one in own.items() if key not in ("ranks", "micro_batches")}
-        if "chunks" in own and own["chunks"].default is inspect.Parameter.empty:
-            own["chunks"] = own["chunks"].replace(default=default_chunks(name))
-        own |= {"checkpoint": shared["checkpoint"]} if name != "custom" else {}
+        args = {key: one for key, one in args.items() if key not in ("ranks", "micro_batches")}
+        if "chunks" in args and args["chunks"].default is inspect.Parameter.empty:
+            args["chunks"] = args["chunks"].replace(default=default_chunks(name))
+        args |= {"checkpoint": shared["checkpoint"]} if name != "custom" else {}
         sources = [thing, generate]
-    told: dict[str, ParameterDoc] = {}
+    docs: dict[str, ParameterDoc] = {}
     for source in sources:
-        told = {**read_docstring(source).parameters, **told}
+        docs = {**read_docstring(source).parameters, **docs}
     return [
-        (one, told.get(key, ParameterDoc("", ""))) for key, one in own.items() if _in_a_file(one.annotation)
+        (one, docs.get(key, ParameterDoc("", ""))) for key, one in args.items() if _in_a_file(one.annotation)
     ]
 
 
@@ -287,10 +287,10 @@ _QUANTITIES: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
 }
 
 
-def _option(parameter: inspect.Parameter, told: ParameterDoc) -> Option:
+def _option(parameter: inspect.Parameter, described: ParameterDoc) -> Option:
     """Return an option as spelt in a file; a unit in the parameter's name belongs to the value instead."""
     default = None if parameter.default is parameter.empty else parameter.default
-    kind, annotation = told.type.removesuffix(", optional"), parameter.annotation
+    kind, annotation = described.type.removesuffix(", optional"), parameter.annotation
     if not kind and annotation is not parameter.empty:
         kind = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     for part in (parameter.annotation, *get_args(parameter.annotation)):
@@ -303,7 +303,7 @@ def _option(parameter: inspect.Parameter, told: ParameterDoc) -> Option:
     if isinstance(default, (tuple, Path)) or callable(default):
         default = list(default) if isinstance(default, tuple) else str(default)
     required = parameter.default is parameter.empty
-    return Option(spelling(parameter.name), kind, required, default, told.meaning)
+    return Option(spelling(parameter.name), kind, required, default, described.meaning)
 
 
 def _yaml(value: object) -> str:
@@ -352,15 +352,15 @@ def with_names(schema: dict[str, Any]) -> None:
     for (kind, key), names in words.items():
         _offer(kinds[kind]["properties"][key], names)
     for (kind, key), group in _CHOICES.items():
-        what = "".join(word.capitalize() for word in plugins.GROUPS[group].split())
-        kinds[what] = {
+        definition = "".join(word.capitalize() for word in plugins.GROUPS[group].split())
+        kinds[definition] = {
             **kinds["Choice"],
             "description": f"{plugins.GROUPS[group].capitalize()}: a name, and its options.",
             "properties": {"name": {"type": "string", "description": "`sim policies` lists them"}},
         } | _options(group)
         names = plugins.names(group) + (["runtime"] if group == "sim.allocators" else [])
-        _offer(kinds[what]["properties"]["name"], names)
-        _choose(kinds[kind]["properties"][key], what, names)
+        _offer(kinds[definition]["properties"]["name"], names)
+        _choose(kinds[kind]["properties"][key], definition, names)
     kinds["PolicyOptions"] = _options(*_POLICIES)
     policy, entry = kinds["PolicyFields"], kinds["VariantFields"]
     policy["allOf"] = entry["allOf"] = [{"$ref": "#/$defs/PolicyOptions"}]
@@ -379,21 +379,21 @@ def _offer(value: dict[str, Any], names: Sequence[str]) -> None:
     value["anyOf"] = [{"enum": list(names)}, *value.get("anyOf", [{"type": value.pop("type", "string")}])]
 
 
-def _choose(value: dict[str, Any], what: str, names: Sequence[str]) -> None:
+def _choose(value: dict[str, Any], definition: str, names: Sequence[str]) -> None:
     """Offer names, and the options of each, wherever a value contains a choice."""
     for below in [value.get("items"), value.get("additionalProperties"), *value.get("anyOf", ())]:
         if isinstance(below, dict):
-            _choose(below, what, names)
+            _choose(below, definition, names)
     choice = {"$ref": "#/$defs/Choice"}
     if choice in value.get("anyOf", ()):
-        value["anyOf"][value["anyOf"].index(choice)] = {"$ref": f"#/$defs/{what}"}
+        value["anyOf"][value["anyOf"].index(choice)] = {"$ref": f"#/$defs/{definition}"}
         _offer(value, names)
 
 
 def _options(*groups: str) -> dict[str, Any]:
     """Return schemas for the options of each name, which only describe them."""
     offered = []
-    for one in (known for group in groups for known in decisions(group)):
+    for one in (decision for group in groups for decision in decisions(group)):
         if one.options:
             meanings = {option.name: {"description": _meaning(option)} for option in one.options}
             named = {"properties": {"name": {"const": one.name}}, "required": ["name"]}

@@ -53,8 +53,8 @@ def annotation(level: str, place: Place, title: str, message: str) -> str:
     ::error file=s.yaml,line=3,col=7,title=sim check%3A a%2C b::50%25 more%0Athan before
     """
     values = {"file": place.source, "line": place.line, "col": place.column, "title": title}
-    given = ",".join(f"{key}={_escape(str(value), ':,')}" for key, value in values.items() if value)
-    return f"::{level} {given}::{_escape(message)}"
+    properties = ",".join(f"{key}={_escape(str(value), ':,')}" for key, value in values.items() if value)
+    return f"::{level} {properties}::{_escape(message)}"
 
 
 def _escape(text: str, also: str = "") -> str:
@@ -98,17 +98,17 @@ def new_values(outcome: Outcome, *, percent: Collection[str] = ()) -> dict[str, 
 def _holds(key: str, actual: Value, condition: Mapping[str, Value]) -> bool:
     """Whether one key of a condition holds, with the tolerance if it applies to this key."""
     keys = (key, "tolerance") if key == "equals" else (key,)
-    return holds(actual, {each: condition[each] for each in keys if each in condition})
+    return holds(actual, {name: condition[name] for name in keys if name in condition})
 
 
 def _text(key: str, outcome: Outcome, value: Value, *, percent: bool) -> str:
-    given, actual = outcome.expectation.condition, outcome.actual
-    result = result_named(outcome.what)
-    relative = given[key]
+    condition, actual = outcome.expectation.condition, outcome.actual
+    result = result_named(outcome.result)
+    relative = condition[key]
     if isinstance(relative, Relative):
         other = outcome.references[relative.run]
         text = f"{_times(key, actual, other)} x {relative.run}" if other else ""
-        again = resolve({**given, key: read_relative(text) or relative}, outcome.references)
+        again = resolve({**condition, key: read_relative(text) or relative}, outcome.references)
         if not _holds(key, actual, again):
             raise InputError(f"it is no multiple of what {relative.run} has, with {_DIGITS} digits")
         return text
@@ -218,9 +218,9 @@ def replace_scalars(text: str, new: Mapping[tuple[int, int], str]) -> str:
     a: {b: 3us, c: '4us'}  # both
     """
     parts, done = [], 0
-    for begin, end, place in _scalars(text):
-        if place in new:
-            parts += [text[done:begin], _like(text[begin:end], new[place])]
+    for begin, end, position in _scalars(text):
+        if position in new:
+            parts += [text[done:begin], _like(text[begin:end], new[position])]
             done = end
     return "".join([*parts, text[done:]])
 
@@ -264,14 +264,14 @@ class Updated(NamedTuple):
     Attributes
     ----------
     outcome : Outcome
-    told : str
+    text : str
         What was written, or why nothing was.
     done : bool
         Whether the expectation holds now.
     """
 
     outcome: Outcome
-    told: str
+    text: str
     done: bool
 
 
@@ -283,22 +283,22 @@ def update(result: Result) -> list[Updated]:
     OSError
         A file cannot be written.
     """
-    found, read = [], cache(read_yaml)
+    updates, read = [], cache(read_yaml)
     new: dict[tuple[int, int], str] = {}
     for outcome in result.outcomes:
         if not outcome.passed:
             try:
-                values, told = _changes(outcome, result, read)
-                at = {(node.place.line, node.place.column): text for node, text in values}
-                if any(new.get(place, text) != text for place, text in at.items()):
+                values, change = _changes(outcome, result, read)
+                texts = {(node.place.line, node.place.column): text for node, text in values}
+                if any(new.get(place, text) != text for place, text in texts.items()):
                     raise InputError("another condition needs another value at the same place (an alias)")
-                new |= at
-                found.append(Updated(outcome, f"written: {told}", True))
+                new |= texts
+                updates.append(Updated(outcome, f"written: {change}", True))
             except InputError as error:
-                found.append(Updated(outcome, f"not written: {error}", False))
+                updates.append(Updated(outcome, f"not written: {error}", False))
     if new:
         rewrite_file(result.case.scenario.document.path, new)
-    return found
+    return updates
 
 
 def _changes(
@@ -308,14 +308,14 @@ def _changes(
     expectation = outcome.expectation
     if (table := expectation.table) is not None:
         expected = result.case.base.expected_cases()
-        holders = [case.label for case in expected if any(each.table == table for each in case.expectations)]
+        holders = [case.label for case in expected if any(one.table == table for one in case.expectations)]
         write_golden(table, result, holders)
         return [], str(outcome.condition["equals"])
-    there = _node(expectation, expectation.loc, read(expectation.document.path))
-    if result_named(outcome.what).unit is ORDER:
-        return _find_reordered(outcome, there), f"[{', '.join(outcome.actual)}]"
-    whole = not isinstance(there.value, dict)
-    nodes = {"equals": there} if whole else there.value
+    current = _node(expectation, expectation.loc, read(expectation.document.path))
+    if result_named(outcome.result).unit is ORDER:
+        return _find_reordered(outcome, current), f"[{', '.join(outcome.actual)}]"
+    is_plain = not isinstance(current.value, dict)
+    nodes = {"equals": current} if is_plain else current.value
     percent = {key for key, node in nodes.items() if str(node.value).endswith("%")}
     values = [(nodes[key], text) for key, text in new_values(outcome, percent=percent).items()]
     return values, ", ".join(f"{text} in place of {node.value}" for node, text in values)
@@ -332,11 +332,11 @@ def _node(expectation: Expectation, loc: Loc, root: Node) -> Node:
     return node
 
 
-def _find_reordered(outcome: Outcome, there: Node) -> list[tuple[Node, str]]:
+def _find_reordered(outcome: Outcome, order: Node) -> list[tuple[Node, str]]:
     """Return the nodes in a list of ops that get another name."""
-    listed: Any = there.value["equals"].value if isinstance(there.value, dict) else there.value
-    run_here = set(outcome.actual)
-    missing = [str(node.value) for node in listed if str(node.value) not in run_here]
+    listed: Any = order.value["equals"].value if isinstance(order.value, dict) else order.value
+    executed = set(outcome.actual)
+    missing = [str(node.value) for node in listed if str(node.value) not in executed]
     if missing:  # it never ran, or was folded into another rank
         raise InputError(f"{missing[0]!r} is not among them")
     pairs = zip(listed, outcome.actual, strict=True)
@@ -385,7 +385,7 @@ class Checked:
         if self.error is not None:
             return self.error.exit_status
         if self.updated is not None:
-            return 0 if all(each.done for each in self.updated) else 1
+            return 0 if all(update.done for update in self.updated) else 1
         return 0 if all(outcome.passed for outcome in self.outcomes) else 1
 
     @property
@@ -395,18 +395,18 @@ class Checked:
             return [*self.error.placed] or [(Place(self.path), str(self.error))]
         if self.updated is not None:
             return [
-                (each.outcome.expectation.place, f"{each.outcome.told}\n  {each.told}")
-                for each in self.updated
+                (update.outcome.expectation.place, f"{update.outcome.text}\n  {update.text}")
+                for update in self.updated
             ]
-        return [(outcome.expectation.place, outcome.told) for outcome in self.outcomes if not outcome.passed]
+        return [(outcome.expectation.place, outcome.text) for outcome in self.outcomes if not outcome.passed]
 
     @property
     def messages(self) -> list[str]:
         """Lines on what did not hold, and on which op failed."""
         if self.error is not None:
             return str(self.error).splitlines()
-        told = [f"{place}: {told}" for place, told in self.complaints]
-        return [line for each in [*told, self.failed] for line in each.splitlines()]
+        lines = [f"{place}: {lines}" for place, lines in self.complaints]
+        return [line for text in [*lines, self.failed] for line in text.splitlines()]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -458,13 +458,13 @@ def check_case(case: Case, *, new_values: bool = False) -> Checked:
         result.share()
         updated = tuple(update(result)) if new_values else None
         unused, outcomes = tuple(unused_devices(result.trace)), result.outcomes
-        asked = any(outcome.expectation.what == "failed" for outcome in outcomes)
-        failed = "" if asked else failure_text(result.trace)
+        expected = any(outcome.expectation.result == "failed" for outcome in outcomes)
+        failed = "" if expected else failure_text(result.trace)
         return Checked(path, case.label, outcomes, None, unused, updated, failed)
     except InvariantError as error:
         return Checked(path, case.label, error=error)
     except (InputError, RunError) as error:
-        outcomes = tuple(filter(None, (each.of_failure(error) for each in case.expectations)))
+        outcomes = tuple(filter(None, (expectation.of_failure(error) for expectation in case.expectations)))
         return Checked(path, case.label, outcomes, None if outcomes else error)
 
 
@@ -479,20 +479,20 @@ def scenario_files(paths: Iterable[str | Path]) -> list[Path]:
     InputError
         A folder has no scenario.
     """
-    found: dict[Path, None] = {}
+    paths_found: dict[Path, None] = {}
     for path in map(Path, paths):
         if not path.is_dir():
-            found[path] = None
+            paths_found[path] = None
             continue
-        inside: list[Path] = []
+        scenarios: list[Path] = []
         for where, folders, files in os.walk(path):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             named = (Path(where, name) for name in sorted(files) if name.endswith(SUFFIXES))
-            inside += filter(is_scenario, named)
-        if not inside:
+            scenarios += filter(is_scenario, named)
+        if not scenarios:
             raise InputError(f"{path}: no scenario in this folder: no YAML file that has a workload")
-        found.update(dict.fromkeys(inside))
-    return list(found)
+        paths_found.update(dict.fromkeys(scenarios))
+    return list(paths_found)
 
 
 def is_scenario(path: Path) -> bool:

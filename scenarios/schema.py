@@ -49,8 +49,8 @@ def _workload(value: Any, info: ValidationInfo) -> Workload:
     If the context of the validation has a workload that was read before, that one is returned.
     """
     if info.context is not None:
-        known: Workload = info.context["workload"]
-        return known
+        workload: Workload = info.context["workload"]
+        return workload
     if not isinstance(value, dict):
         raise fault(f"should be a mapping with just one of the keys {', '.join(kind_names())}, not {value!r}")
     named = kinds_in(value)
@@ -59,10 +59,10 @@ def _workload(value: Any, info: ValidationInfo) -> Workload:
     kind = kind_of(named[0]) if named else None
     if kind is None:
         kinds = every_kind()
-        unknown = [key for key in value if not any(key in each.model_fields for each in kinds.values())]
+        unknown = [key for key in value if not any(key in model.model_fields for model in kinds.values())]
         near = hint(unknown[0], kinds) if unknown else f"; known: {', '.join(kinds)}"
-        what = f"; {unknown[0]!r} is none" if unknown else ""
-        raise fault(f"names no kind of workload{what}{near}")
+        unknown_text = f"; {unknown[0]!r} is none" if unknown else ""
+        raise fault(f"names no kind of workload{unknown_text}{near}")
     return kind.model_validate(value)
 
 
@@ -194,14 +194,14 @@ class _Described(GenerateJsonSchema):
 
     def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
         """Return the schema of a model."""
-        found, model = super().model_schema(schema), schema["cls"]
-        told = read_docstring(model).parameters
+        json_schema, model = super().model_schema(schema), schema["cls"]
+        described = read_docstring(model).parameters
         for name, field in model.model_fields.items():
-            if name in told:
-                found["properties"][field.alias or name]["description"] = told[name].meaning
-        if "description" in found:
-            found["description"] = found["description"].partition("\n\nAttributes\n---")[0]
-        return found
+            if name in described:
+                json_schema["properties"][field.alias or name]["description"] = described[name].meaning
+        if "description" in json_schema:
+            json_schema["description"] = json_schema["description"].partition("\n\nAttributes\n---")[0]
+        return json_schema
 
 
 def json_schema() -> dict[str, Any]:

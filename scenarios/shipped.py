@@ -26,9 +26,7 @@ from sim.base.files import write_text
 _FOLDER: Final = Path(__file__).parent
 _EXAMPLES: Final = _FOLDER / "examples"
 _TEMPLATES: Final = _FOLDER / "templates"
-_QUESTION: Final = re.compile(
-    r"^(?P<key>[ -]*\w+: )(?P<value>\S+)(?P<gap> +)#\? (?P<asked>.+)$", re.MULTILINE
-)
+_QUESTION: Final = re.compile(r"^(?P<key>[ -]*\w+: )(?P<value>\S+)(?P<gap> +)#\? (?P<text>.+)$", re.MULTILINE)
 _SCHEMA: Final = "# yaml-language-server: $schema="
 
 Ask = Callable[[str, str, Callable[[str], str]], str]
@@ -73,10 +71,10 @@ def find_shipped(name: str) -> Shipped:
     UnknownNameError
         The name is unknown; the message has the nearest one.
     """
-    known = {path.stem: path for folder in (_EXAMPLES, _TEMPLATES) for path in folder.glob("*.yaml")}
-    if name not in known:
-        raise UnknownNameError("template or example", name, sorted(known))
-    return _read(known[name])
+    paths = {path.stem: path for folder in (_EXAMPLES, _TEMPLATES) for path in folder.glob("*.yaml")}
+    if name not in paths:
+        raise UnknownNameError("template or example", name, sorted(paths))
+    return _read(paths[name])
 
 
 def fill_template(text: str, ask: Ask, target: Path) -> str:
@@ -89,23 +87,23 @@ def fill_template(text: str, ask: Ask, target: Path) -> str:
     target : Path
         Path of the new scenario; files that it names are beside it.
     """
-    at = 0
-    while (found := _QUESTION.search(text, at)) is not None:
-        head, tail = text[: found.start()], text[found.end() :]
+    start = 0
+    while (question := _QUESTION.search(text, start)) is not None:
+        head, tail = text[: question.start()], text[question.end() :]
 
-        def line(value: str, found: re.Match[str] = found) -> str:
-            gap = " " * max(1, len(found["value"] + found["gap"]) - len(value))
-            return f"{found['key']}{value}{gap}# {found['asked']}"
+        def line(value: str, question: re.Match[str] = question) -> str:
+            gap = " " * max(1, len(question["value"] + question["gap"]) - len(value))
+            return f"{question['key']}{value}{gap}# {question['text']}"
 
         def accept_answer(
-            value: str, head: str = head, tail: str = tail, found: re.Match[str] = found
+            value: str, head: str = head, tail: str = tail, question: re.Match[str] = question
         ) -> str:
-            if value != found["value"]:
-                _refuse_wrong(head + line(value) + tail, value, found["value"], target)
+            if value != question["value"]:
+                _refuse_wrong(head + line(value) + tail, value, question["value"], target)
             return value
 
-        answered = line(ask(found["asked"], found["value"], accept_answer))
-        text, at = head + answered + tail, len(head + answered)
+        answered = line(ask(question["text"], question["value"], accept_answer))
+        text, start = head + answered + tail, len(head + answered)
     return text
 
 

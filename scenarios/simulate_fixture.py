@@ -106,7 +106,7 @@ class Simulated:
         """Return the names of tasks in order of their starts, on all devices or one."""
         return list(self["order" if device is None else f"order.{device}"])
 
-    def __getitem__(self, what: str) -> Value:
+    def __getitem__(self, name: str) -> Value:
         """Return a result by its name in ``expect:``, in base units.
 
         Raises
@@ -114,7 +114,7 @@ class Simulated:
         InputError
             The run has no such result.
         """
-        return result_of_run(what, self.summary, self.trace)
+        return result_of_run(name, self.summary, self.trace)
 
     @in_short
     def expect(self, conditions: Mapping[str, Any], **others: Simulated) -> None:
@@ -140,10 +140,10 @@ class Simulated:
             read = _Conditions.model_validate(document.root.plain())
         except ValidationError as error:
             raise scenario_error(error, _Conditions, document) from None
-        known = names_of(self.trace.job)
+        names = names_of(self.trace.job)
         failed = []
         for expectation in read_expectations(read.expect, document, ("expect",), list(others)):
-            expectation.check_name(known, with_table=self.new_tables is None)
+            expectation.check_name(names, with_table=self.new_tables is None)
             new_tables = self.new_tables is not None
             outcome = expectation.hold(self, others.__getitem__, new_tables=new_tables)
             if outcome.passed:
@@ -152,7 +152,7 @@ class Simulated:
                 write_golden(expectation.table, self)
                 self.new_tables.append(f"{expectation.table}: the schedule of {self.policy}")
             else:
-                failed.append(outcome.told)
+                failed.append(outcome.text)
         if failed:
             raise AssertionError("\n".join([f"under {self.policy}, not as expected:", *failed]))
 
@@ -219,22 +219,22 @@ class Simulate:
         RunError
             The run cannot continue: out of memory, stuck.
         """
-        own = policy() if isinstance(policy, type) else policy
+        decider = policy() if isinstance(policy, type) else policy
         if isinstance(work, Graph):
-            return self._graph(work, machine, own, options)
+            return self._graph(work, machine, decider, options)
         if machine is not None or options:
-            what = ", ".join(options if machine is None else ["machine", *options])
-            raise InputError(f"{what}: a scenario says it itself; change it with sets=['KEY=VALUE']")
+            arguments = ", ".join(options if machine is None else ["machine", *options])
+            raise InputError(f"{arguments}: a scenario says it itself; change it with sets=['KEY=VALUE']")
         scenario = self._scenario(work, sets)
-        case = scenario.case(own if isinstance(own, str) else None)
-        if isinstance(own, Policy):
+        case = scenario.case(decider if isinstance(decider, str) else None)
+        if isinstance(decider, Policy):
             workload = scenario.content.workload
             if workload.deciders:
-                word, whose = workload.decider
+                word, owner = workload.decider
                 example = workload.default_policy() or {"name": "1f1b"}
-                raise InputError(f"{whose}'s policy is its {word}: name one, as policy={example['name']!r}")
-            label = type(own).__name__
-            case = replace(case, decisions=case.decisions._replace(policy=own, label=label))
+                raise InputError(f"{owner}'s policy is its {word}: name one, as policy={example['name']!r}")
+            label = type(decider).__name__
+            case = replace(case, decisions=case.decisions._replace(policy=decider, label=label))
         result = run_case(replace(case, expectations=()), check=True)
         return Simulated(result.trace, result.to_json(), result.policy, self._document, self.new_tables)
 
@@ -259,11 +259,11 @@ class Simulate:
         if not isinstance(machine, Machine):
             machine = make_machine(machine, origin=origin)
         if isinstance(policy, Policy):
-            name, own = type(policy).__name__, policy
+            name, decider = type(policy).__name__, policy
         else:
             name = policy or "ready-queue"
-            own = origin.lookup("sim.policies", name)()
-        trace = simulate(graph, machine, own, **options)
+            decider = origin.lookup("sim.policies", name)()
+        trace = simulate(graph, machine, decider, **options)
         trace.check()
         return Simulated(trace, {**summary(trace), "policy": name}, name, self._document, self.new_tables)
 

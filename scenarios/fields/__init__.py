@@ -1,1 +1,1 @@
-"""The sections of a scenario as pydantic models, and the results that may be asked for."""
+"""The sections of a scenario as pydantic models, and the results that it may name."""

@@ -24,18 +24,18 @@ _SIGNS: Final = {"<=": "at_most", ">=": "at_least", "=": "equals"}
 class Limit(NamedTuple):
     """A limit of a result: ``at_most``, ``at_least`` or ``equals`` to a value in base units.
 
-    `said` is the value as the user wrote it, in the user's unit.
+    `text` is the value as the user wrote it, in the user's unit.
     """
 
-    what: str
+    result: str
     key: str
     value: Value
-    said: str
+    text: str
 
     @property
     def column(self) -> str:
         """Column of the result in a row."""
-        return column_of_result(self.what)
+        return column_of_result(self.result)
 
     def holds(self, row: Mapping[str, Any]) -> bool:
         """Whether the limit holds in a row of results."""
@@ -43,25 +43,25 @@ class Limit(NamedTuple):
 
     def __str__(self) -> str:
         """Return ``peak_memory.gpu0 at most 80GB``."""
-        return f"{self.what} {WORDS[self.key]}{self.said}"
+        return f"{self.result} {WORDS[self.key]}{self.text}"
 
 
 class Goal(NamedTuple):
     """The goal of a search: the least or the most of a result, under some limits."""
 
-    what: str
+    result: str
     most: bool = False
     limits: tuple[Limit, ...] = ()
 
     @property
     def results(self) -> tuple[str, ...]:
         """The results that the goal and its limits need."""
-        return tuple(dict.fromkeys([self.what, *(limit.what for limit in self.limits)]))
+        return tuple(dict.fromkeys([self.result, *(limit.result for limit in self.limits)]))
 
     @property
     def column(self) -> str:
         """Column of the optimized result in a row."""
-        return column_of_result(self.what)
+        return column_of_result(self.result)
 
     @property
     def sign(self) -> int:

@@ -1,4 +1,4 @@
-"""Results that may be asked of a run: by name, in the units that people write, with their summary keys.
+"""Results of a run that a scenario may name, in the units that people write, with their summary keys.
 
 ::
 
@@ -130,7 +130,7 @@ class _Result(NamedTuple):
     Attributes
     ----------
     unit : Unit
-    of : str
+    part : str
         What is named after the dot: ``"device"``, ``"link"``, ``"op"``, ``"recovery"``, or nothing.
     key : str
         Key in the summary, or in its part for the device, link or pipeline; for an op, the column.
@@ -139,7 +139,7 @@ class _Result(NamedTuple):
     """
 
     unit: Unit
-    of: str
+    part: str
     key: str
     may_be_whole: bool = False
 
@@ -170,16 +170,16 @@ class _Result(NamedTuple):
             return "an op failed" if trace.failed else DONE
         if self.unit is FILE:
             return None
-        if self.of == "op":
+        if self.part == "op":
             row = row_of(trace, name)
             return None if row is None else int(trace.tasks[self.key][row])
         result: Any = summary
-        if self.of == "recovery" and not name:
+        if self.part == "recovery" and not name:
             return summary.get("serving", {}).get("request_goodput")
-        if self.of == "recovery":
+        if self.part == "recovery":
             result = summary["training_run"]["recovery"][name]
-        elif self.of:
-            result = summary[f"{self.of}s"][name]
+        elif self.part:
+            result = summary[f"{self.part}s"][name]
         if self.key in OBJECTIVES:
             return OBJECTIVES[self.key][0](trace)
         if self.key == "exposed_ns":
@@ -284,10 +284,10 @@ def check_named(full_name: str) -> None:
     if kind not in RESULTS:
         raise InputError(f"unknown result {kind!r}{hint(kind, RESULTS)}")
     result = RESULTS[kind]
-    if result.of and not name and not result.may_be_whole:
-        article = "an" if result.of == "op" else "a"
-        raise InputError(f"is of {article} {result.of}: write {kind}.NAME")
-    if name and not result.of:
+    if result.part and not name and not result.may_be_whole:
+        article = "an" if result.part == "op" else "a"
+        raise InputError(f"is of {article} {result.part}: write {kind}.NAME")
+    if name and not result.part:
         raise InputError(f"is of the whole run: write {kind}")
 
 
@@ -335,8 +335,8 @@ def no_such_result(full_name: str, owner: str = "this run") -> str:
     kind, _, name = full_name.partition(".")
     result = RESULTS[kind]
     reason = OBJECTIVES.get(result.key, ("", ""))[1]
-    if result.of and not name:
-        reason = f"{full_name}.NAME is that of one {result.of}"
+    if result.part and not name:
+        reason = f"{full_name}.NAME is that of one {result.part}"
     return f"{owner} has no such result" + (f"; {reason}" if reason else "")
 
 

@@ -161,7 +161,9 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         ("policy.intra_op_parallelism_threads", "compare.*.intra_op_parallelism_threads"),
-        lambda case, loc: _tensorflow(case) is not None and any(d.workers for d in case.work.machine.devices),
+        lambda case, loc: (
+            _tensorflow(case) is not None and any(cpu.workers for cpu in case.work.machine.devices)
+        ),
         "it is the size of TensorFlow's intra-op pool, on a CPU; say runtime: tensorflow, give a CPU "
         "intra_op_parallelism_threads, or leave it out",
     ),
@@ -320,7 +322,7 @@ def refuse_without_effect(case: Case) -> None:
     """
     document = case.scenario.document
     lines = {
-        str(document.error(loc, f"has no effect: {rule.why}")): document.place(loc)
+        str(document.error(loc, f"has no effect: {rule.reason}")): document.place(loc)
         for loc, rule in keys_without_effect(case)
     }
     if lines:

@@ -275,7 +275,7 @@ def run_case(
     trace = trace_of(case, job, observers, recordings)
     if check:
         trace.check()
-    if fits and not any(expectation.what == "fits" for expectation in expectations):
+    if fits and not any(expectation.result == "fits" for expectation in expectations):
         case.work.fits(trace, True)
     placement = case.decisions.placement
     tried = () if placement is None else placement.tried
@@ -452,8 +452,7 @@ def exceeds_memory(trace: Trace) -> bool:
         They do, and ops may fail, so the run cannot be repeated with an allocator to find out where.
     """
     job = trace.job
-    sizes = {device.name: device.memory_bytes for device in job.machine.devices}
-    capacity = {name: nbytes for name, nbytes in sizes.items() if nbytes is not None}
+    capacity = {dev.name: dev.memory_bytes for dev in job.machine.devices if dev.memory_bytes is not None}
     everything = int(job.graph.tensor_nbytes.sum()) * job.iterations
     if all(everything <= nbytes for nbytes in capacity.values()) and not has_control_flow(job.graph):
         return False  # no device ever holds more than all tensors of all iterations together
@@ -463,10 +462,10 @@ def exceeds_memory(trace: Trace) -> bool:
         from devices.memory.allocator import more_memory, out_of_memory, size_text
 
         use, limit = memory_use(trace)[full[0]], capacity[full[0]]
-        holders = (f"{tensor.name!r} {size_text(tensor.nbytes)}" for tensor in use.holders[:5])
+
         lines = [
             ("limit", size_text(limit)),
-            ("largest holders", "; ".join(holders)),
+            ("largest holders", "; ".join(f"{t.name!r} {size_text(t.nbytes)}" for t in use.holders[:5])),
             ("what would help", more_memory(use.peak_bytes - limit)),
         ]
         in_use = f"{size_text(use.peak_bytes)} are in use at {format_duration(use.peak_ns)}"

@@ -32,13 +32,13 @@ class Rule(NamedTuple):
         Dotted paths; ``*`` is any key of a mapping or item of a list.
     holds : callable
         ``holds(case, loc)`` returns whether the key at `loc` has an effect in a run.
-    why : str
+    reason : str
         End of the message: why the key has no effect, and what to do.
     """
 
     keys: tuple[str, ...]
     holds: Callable[[Case, Loc], bool]
-    why: str
+    reason: str
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     # -- devices: copies and launches
     _device_rule(
         ("copy_engines", "pin_memory", "staging_bandwidth"),
-        lambda entry: any(
-            entry.device.name in (link.source, link.destination) for link in entry.case.work.machine.links
+        lambda dev: any(
+            dev.device.name in (link.source, link.destination) for link in dev.case.work.machine.links
         ),
         "no link leads to the device, so nothing is copied there; give the machine links, or leave it out",
     ),
@@ -184,9 +184,7 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     ),
     _device_rule(
         ("event_record", "event_wait"),
-        lambda entry: (
-            entry.waits_for_events() and entry.device.lanes > 1 and not entry.case.decisions.cuda_graph
-        ),
+        lambda dev: dev.waits_for_events() and dev.device.lanes > 1 and not dev.case.decisions.cuda_graph,
         "events are recorded and waited for between streams, op by op, with synchronisation: issue; "
         "say so in the policy and give the device streams: 2 or more, or leave it out",
     ),
@@ -198,7 +196,7 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     ),
     _device_rule(
         ("legacy_stream",),
-        lambda entry: entry.device.lanes > 1,
+        lambda dev: dev.device.lanes > 1,
         "the device has one stream, which waits for no other; give it streams: 2 or more, or leave it out",
     ),
     # -- devices: what tasks share
@@ -216,15 +214,13 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     ),
     _device_rule(
         ("oversubscription_cost",),
-        lambda entry: entry.shares("time") or (entry.shares() and "sharing" not in entry.values),
+        lambda dev: dev.shares("time") or (dev.shares() and "sharing" not in dev.values),
         "the device's threads do not exceed its cores, or share no time slices; raise workers or "
         "cores_per_op, or leave it out",
     ),
     _device_rule(
         ("sms",),
-        lambda entry: (
-            entry.shares() or (entry.is_timed() and ("use_sms" in entry.values or entry.is_fitted()))
-        ),
+        lambda dev: dev.shares() or (dev.is_timed() and ("use_sms" in dev.values or dev.is_fitted())),
         "every op has a duration of its own and kernels share no SMs; let a cost model time ops, say "
         "sharing: sm, or leave it out",
     ),
@@ -252,9 +248,9 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     ),
     _device_rule(
         ("matrix.kinds",),
-        lambda entry: (
-            entry.by_roofline("matrix.peak", "vector.peak", "core_bandwidth", *_TILE_KEYS)
-            or entry.values.get("queues_per_core", 1) > 1
+        lambda dev: (
+            dev.by_roofline("matrix.peak", "vector.peak", "core_bandwidth", *_TILE_KEYS)
+            or dev.values.get("queues_per_core", 1) > 1
         ),
         "it says which ops run on the matrix unit, and the units are alike, or time no op and run no "
         "two at once; give matrix: {peak: ...} and leave out the durations, say queues_per_core: 2, or leave "
@@ -262,46 +258,44 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     ),
     _device_rule(
         ("bandwidth",),
-        lambda entry: entry.shares("sm+dram") or entry.by_roofline(),
+        lambda dev: dev.shares("sm+dram") or dev.by_roofline(),
         "the device's roofline times no op, and kernels share no DRAM (sharing: sm+dram); leave out the "
         "durations, or the key",
     ),
     _device_rule(
         ("efficiency",),
-        lambda entry: entry.by_roofline("peak", "matrix.peak", "vector.peak"),
+        lambda dev: dev.by_roofline("peak", "matrix.peak", "vector.peak"),
         "it lowers the peak rate of ops that the device's roofline times, and there is no peak or no such "
         "op; give peak and leave out the durations, or leave out the key",
     ),
     _device_rule(
         ("memory_efficiency",),
-        lambda entry: entry.by_roofline("bandwidth"),
+        lambda dev: dev.by_roofline("bandwidth"),
         "it is about the bandwidth of ops that the device's roofline times, and there is no bandwidth, or no "
         "such op; give bandwidth and leave out the durations, or leave out the key",
     ),
     _device_rule(
         ("core_bandwidth",),
-        lambda entry: entry.by_roofline(*(["bandwidth"] if entry.device.kind == "cpu" else [])),
+        lambda dev: dev.by_roofline(*(["bandwidth"] if dev.device.kind == "cpu" else [])),
         "the device's roofline times no op, or a CPU has no bandwidth of which it is a part; leave out the "
         "durations, or the key",
     ),
     _device_rule(
         ("intra_op_parallelism_threads",),
-        lambda entry: entry.is_timed() or entry.shares(),
+        lambda dev: dev.is_timed() or dev.shares(),
         "the device runs one op at a time, and every op has a duration of its own; leave it out",
     ),
     _device_rule(
         ("cores_per_op",),
-        lambda entry: (
-            entry.is_timed() or entry.shares() or entry.may_compete() or "workers" not in entry.values
-        ),
+        lambda dev: dev.is_timed() or dev.shares() or dev.may_compete() or "workers" not in dev.values,
         "it speeds up ops that a cost model times, and every op has a duration of its own; the device has "
         "cores for all its workers. Leave out the durations, or the key",
     ),
     _device_rule(
         ("serial_fraction", "speedup"),
-        lambda entry: (
-            (entry.is_timed() and (entry.device.cores_per_op > 1 or 1 in entry.values.get("speedup", ())))
-            or entry.device.details.intra_op_pool is not None
+        lambda dev: (
+            (dev.is_timed() and (dev.device.cores_per_op > 1 or 1 in dev.values.get("speedup", ())))
+            or dev.device.details.intra_op_pool is not None
         ),
         "it is for ops that a cost model times and that use several cores, or share a pool of threads; say "
         "cores_per_op: 2 or more and leave out the durations, or leave out the key",
@@ -313,12 +307,12 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         ("cost",),
-        lambda case, loc: any(entry.is_timed() for entry in _devices(case) if "cost" not in entry.values),
+        lambda case, loc: any(dev.is_timed() for dev in _devices(case) if "cost" not in dev.values),
         "every op has a duration of its own, or every device its own cost model; leave out one of them",
     ),
     _device_rule(
         ("ideal",),
-        lambda entry: "preset" in entry.values,
+        lambda dev: "preset" in dev.values,
         "it drops the overheads of a preset, and the device names none; leave out the overheads themselves",
     ),
     # -- the machine: presets that become ideal, links, the network
@@ -360,7 +354,7 @@ OF_MACHINES: Final[tuple[Rule, ...]] = (
         ("machine.hosts.*.threads",),
         lambda case, loc: any(
             host.name.rpartition("/")[2] == loc[2]
-            and not any(d.workers for d in case.work.machine.devices if d.name in host.serves)
+            and not any(cpu.workers for cpu in case.work.machine.devices if cpu.name in host.serves)
             for host in case.work.machine.hosts
         ),
         "the workers of the host's CPU are its threads; change those, or leave it out",

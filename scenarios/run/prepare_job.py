@@ -255,7 +255,8 @@ class Jobs:
         decisions = case.decisions
         entry, scenario = case.scenario.checked.get("effects", (None, None))
         checked = decisions.fields is None and entry == decisions.loc and scenario is case.scenario
-        if not (checked or case.made):  # once, not for each schedule that a search tries, nor for what-ifs
+        # Once, not for each schedule that a search tries, nor for what-ifs.
+        if not (checked or case.changed_work):
             refuse_without_effect(case)
             case.scenario.checked["effects"] = decisions.loc, case.scenario
         previous, scenario = case.scenario.checked.get("costs"), (case.work.graph, job.graph, job)

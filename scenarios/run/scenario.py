@@ -251,11 +251,10 @@ class Scenario:
 
     def left_out(self) -> str | None:
         """Return the label of the file's own policy if ``compare`` lists other policies but not this one."""
-        policy, entries = self.policy, self.content.compare
-        if "policy" not in self.content.model_fields_set or not (policy.name or policy.runtime):
+        base, entries = self.policy, self.content.compare
+        if "policy" not in self.content.model_fields_set or not (base.name or base.runtime):
             return None
-        others = entries and all(overlay(policy, entry) != policy for entry in entries)
-        return _own_label(policy) if others else None
+        return _own_label(base) if entries and all(overlay(base, one) != base for one in entries) else None
 
     def check(self) -> None:
         """Raise if the policy or an entry of ``compare`` is wrong, whether or not it is run.
@@ -352,7 +351,7 @@ class Case:
         Scenario with the settings of the case.
     decisions : Decisions
     expectations : tuple of Expectation
-    made : Work, optional
+    changed_work : Work, optional
         What runs, if it is not what the scenario says (a what-if).
     base : Scenario
         Scenario as in its file; that of an entry of ``compare`` may have been changed.
@@ -362,18 +361,18 @@ class Case:
     decisions: Decisions
     base: Scenario
     expectations: tuple[Expectation, ...] = ()
-    made: Work | None = None
+    changed_work: Work | None = None
 
     @property
     def has_own_graph(self) -> bool:
         """Whether neither a schedule nor a what-if makes the graph."""
-        return self.made is None and self.decisions.schedule is None
+        return self.changed_work is None and self.decisions.schedule is None
 
     @cached_property
     def work(self) -> Work:
         """Graph, machine, and the workload's contribution to the summary."""
-        if self.made is not None:
-            return self.made
+        if self.changed_work is not None:
+            return self.changed_work
         scenario, decisions, content = self.scenario, self.decisions, self.scenario.content
         if (schedule := decisions.schedule) is not None:
             machine = None if content.machine is None else scenario.machine

@@ -253,9 +253,9 @@ class WhatIfs(Variants):
         if len(job.graph) != len(graph):  # compiled: the original ops have no durations
             return graph
         pins = tuple(dict.fromkeys((*graph.pins, *(device.name for device in job.machine.devices))))
-        pins_of = np.array([pins.index(device.name) for device in job.machine.devices])[job.device_of]
+        pin_code = np.array([pins.index(device.name) for device in job.machine.devices])[job.device_of]
         duration_ns = np.asarray(job.duration_ns)
-        return replace(graph, pins=pins, pin_code=pins_of, duration_ns=duration_ns, duration_by_kind={})
+        return replace(graph, pins=pins, pin_code=pin_code, duration_ns=duration_ns, duration_by_kind={})
 
     @cached_property
     def trace(self) -> Trace:
@@ -288,7 +288,7 @@ class WhatIfs(Variants):
         work = case.work._replace(graph=graph)
         if variant.machine is not None:
             work = work._replace(machine=variant.machine(work.machine))
-        return replace(case, made=work)
+        return replace(case, changed_work=work)
 
     def without_inferred(self) -> tuple[WhatIfs | None, int]:
         """Return these what-ifs without inferred host waits that held nothing when recorded; their number."""
@@ -302,7 +302,7 @@ class WhatIfs(Variants):
         return other, inferred
 
 
-def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], given: Sequence[Variant] = ()) -> Iterator[Row]:
+def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], extra: Sequence[Variant] = ()) -> Iterator[Row]:
     """Yield the row of the run without changes, and of each what-if.
 
     A what-if that cannot be applied has a row as well.
@@ -311,7 +311,7 @@ def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], given: Sequence[Varian
     ----------
     what_ifs : WhatIfs
     trials : sequence of Variant
-    given : sequence of Variant
+    extra : sequence of Variant
         Further what-ifs, given by the user: a mistake in one is an error.
 
     Yields
@@ -326,13 +326,13 @@ def try_all(what_ifs: WhatIfs, trials: Sequence[Variant], given: Sequence[Varian
     InputError
         A what-if given by the user cannot be applied; then nothing is tried.
     """
-    for trial in given:
+    for trial in extra:
         with in_file(f"--also {trial.label}"):
             _with_notes(what_ifs, trial)
     base_ns = what_ifs.trace.makespan_ns
     yield _row(Variant(label="as recorded" if what_ifs.recorded_ns else "as it is"), base_ns, base_ns)
     unheld, inferred = what_ifs.without_inferred()
-    for trial in (*trials, *given):
+    for trial in (*trials, *extra):
         if trial.why_not:
             yield _row(trial, base_ns, None, trial.why_not)
             continue

@@ -541,7 +541,9 @@ def test_a_key_without_effect_is_refused_and_one_with_effect_is_not(
     place = re.escape(key).replace(r"\*", r"[^.]+")
     rule = next(rule for rule in RULES if key in rule.keys)
     assert re.search(
-        rf"s\.yaml:\d+:\d+: {place}: has no effect: {re.escape(rule.why)}$", str(caught.value), re.MULTILINE
+        rf"s\.yaml:\d+:\d+: {place}: has no effect: {re.escape(rule.reason)}$",
+        str(caught.value),
+        re.MULTILINE,
     )
 
 

@@ -156,7 +156,7 @@ def test_settings_of_an_entry_make_another_scenario(tmp_path: Path) -> None:
     more = scenario.case("more cores")
     assert more.scenario.machine.devices[0].workers == 8
     assert scenario.machine.devices[0].workers == 2
-    assert [one.what for one in more.expectations] == ["makespan"]
+    assert [one.result for one in more.expectations] == ["makespan"]
     assert scenario.case("narrow").scenario is scenario
 
 
@@ -168,7 +168,7 @@ def test_names_on_the_command_line(tmp_path: Path) -> None:
     assert plain.policy.window is None
     assert isinstance(plain.streams, PerBranch)
     assert scenario.case("out-of-order").expectations == ()
-    assert [one.what for one in scenario.case().expectations] == ["makespan"]
+    assert [one.result for one in scenario.case().expectations] == ["makespan"]
     with pytest.raises(ScenarioError) as caught:
         scenario.case("narow")
     assert str(caught.value) == "--policy: unknown policy 'narow'; did you mean 'narrow'?"

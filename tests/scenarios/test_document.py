@@ -105,7 +105,7 @@ def test_what_the_file_expects_holds_for_what_the_file_says(tmp_path: Path) -> N
     told = "expect: is not checked, as it is about the file without settings"
     assert changed_run.sections[-1].lines == [told]
     own = run_scenario(load_scenario(path, sets=[*sets, "expect.makespan=5us"]))
-    assert [(outcome.what, outcome.passed) for outcome in own.outcomes] == [("makespan", True)]
+    assert [(outcome.result, outcome.passed) for outcome in own.outcomes] == [("makespan", True)]
     assert own.sections[-1].lines == ["all as expected"]
 
 

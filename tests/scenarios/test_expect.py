@@ -164,7 +164,7 @@ def held(folder: Path, expect: str) -> dict[str, list[str]]:
     head, _, _ = GOOD.partition("expect:")
     scenario = load_scenario(write(folder, f"{head}{TWO}expect: {expect}\n"))
     results = [run_case(case) for case in scenario.expected_cases()]
-    return {r.policy: [each.told if not each.passed else "" for each in r.outcomes] for r in results}
+    return {r.policy: [each.text if not each.passed else "" for each in r.outcomes] for r in results}
 
 
 def test_runs_are_held_to_one_another(tmp_path: Path) -> None:
@@ -226,13 +226,13 @@ def test_a_relative_bound_is_exact(times: Fraction, actual: int, other: int) -> 
 
 def test_what_is_said_of_a_late_start_and_of_an_op_elsewhere(tmp_path: Path) -> None:
     [late] = run(tmp_path, "start.d: {at_most: 30us}").outcomes
-    assert late.told == (
+    assert late.text == (
         "start.d is 40 us, expected at most 30 us\n  at 30 us 'd' needs 'c', which runs on cpu0/w1"
     )
     text = changed("cores: 2}", "cores: 2}\n    cpu1: {kind: cpu}")
     text = changed("a: {duration: 10us", "a: {duration: 10us, device: cpu1", text)
     [elsewhere] = run(tmp_path, "order.cpu0: [a, b]", text).outcomes
-    assert elsewhere.told == "order.cpu0 is [b], expected [a, b]\n  'a' does not run on cpu0"
+    assert elsewhere.text == "order.cpu0 is [b], expected [a, b]\n  'a' does not run on cpu0"
 
 
 def test_many_expectations_of_many_tasks_take_some_seconds(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ workload:
     expect = "sent.wire: 1kB, link_busy.wire: 2us, start.b: 12us, peak_memory.gpu0: {at_least: 1kB}"
     assert run(tmp_path, expect, text).passed
     (outcome,) = run(tmp_path, "peak_memory.gpu1: 500B", text).outcomes
-    assert outcome.told.splitlines() == [
+    assert outcome.text.splitlines() == [
         "peak_memory.gpu1 is 1 kB, expected 500 B",
         "  at 10 us, at the peak, gpu1 holds 'a' (1 kB)",
     ]
