@@ -47,8 +47,9 @@ _Table = tuple[list[dict[str, str]], int, int]
 def _tables(answer: Answer, report: dict[str, Any]) -> Iterator[_Table]:
     """Yield a table for each difference: starts, ops on one side only, durations, idle time, makespan."""
     yield [_move_row("moved most", move["first"], move) for move in report["moved_most"]], 3, 0
-    diff, own = answer.differences, answer.own_ns
-    if own is not None and (own[diff.moved] != diff.moved_ns[diff.moved]).any():  # the rest follows from it
+    diff, own_ns = answer.differences, answer.own_ns
+    # Unless all moved by themselves, this table has those that did.
+    if own_ns is not None and (own_ns[diff.moved] != diff.moved_ns[diff.moved]).any():
         yield [_move_row("moved by itself", k, k) for k in report["moved_by_themselves"]["most"]], 3, 0
     for side in "AB":
         only = (entry | {"op": shorten(entry["op"])} for entry in report[f"only_{side.lower()}"]["most"])

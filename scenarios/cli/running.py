@@ -78,7 +78,7 @@ class Ticker:
     """Reports finished runs and remaining time on stderr, up to four times a second on a terminal."""
 
     def __init__(self, unit: str) -> None:
-        self.what = unit
+        self.unit = unit
         self.before: int | None = None
         self.begun_s = self.shown_s = time.monotonic()
 
@@ -94,7 +94,7 @@ class Ticker:
         if done > self.before and now_s - self.begun_s > 1:
             left_s = (now_s - self.begun_s) / (done - self.before) * (total - done)
             note += f", {left_s:.0f} s left" if left_s < 100 else f", {left_s / 60:.0f} min left"
-        line = f"{done:,} of {total:,} {self.what}{note}"
+        line = f"{done:,} of {total:,} {self.unit}{note}"
         typer.echo(f"\r{line}\x1b[K" if live else line, nl=not live or done == total, file=stream)
 
 
@@ -197,12 +197,12 @@ def _prepare(case: Case, position: str = "") -> None:
         _ = case.work
 
 
-def check_charts(files: Files, open_page: bool, **shown: bool) -> None:
+def check_charts(files: Files, open_page: bool, **options: bool) -> None:
     """Raise if options of Gantt charts are given but no chart is drawn."""
-    for option, option_given in shown.items():
-        if option_given and not (files["gantt"] or open_page):
+    for name, is_given in options.items():
+        if is_given and not (files["gantt"] or open_page):
             message = "is drawn into a Gantt chart; name its file with --gantt"
-            raise InputError(f"--{option.replace('_', '-')}: {message}")
+            raise InputError(f"--{name.replace('_', '-')}: {message}")
 
 
 def finish(results: Sequence[Result], files: Files, open_page: bool, **options: bool) -> None:

@@ -36,20 +36,20 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
         return
     best = trials[tuning.best]
     limits = f", with {', '.join(map(str, goal.limits))}" if goal.limits else ""
-    value = shown_result(goal.what, best.row[goal.column])
+    value = shown_result(goal.result, best.row[goal.column])
     seeds = f", on average over {tuning.seeds} seeds," if tuning.seeds > 1 else ""
     gain = _gain_text(tuning) if tuning.seeds == 1 else ""
-    typer.echo(f"best {goal.what} {value}{seeds} of {format_count(len(trials), 'trial')}{limits}{gain}")
-    failed = [t.row for t in trials if t.what == "settings" and t.row["outcome"] != DONE]
+    typer.echo(f"best {goal.result} {value}{seeds} of {format_count(len(trials), 'trial')}{limits}{gain}")
+    failed = [t.row for t in trials if t.origin == "settings" and t.row["outcome"] != DONE]
     if failed:
         counts = Counter(row["outcome"] for row in failed).most_common()
         value = ", ".join(f"{count:,} {outcome}" for outcome, count in counts)
         typer.echo(f"  without a result: {value}; the first: {failed[0]['error']}")
     if tuning.fresh is not None:
-        typer.echo(f"  {_fresh_text(tuning.fresh, goal.what)}")
+        typer.echo(f"  {_fresh_text(tuning.fresh, goal.result)}")
     if best.variant.settings:
         typer.echo(f"  {', '.join(best.variant.texts)}")
-    if best.what not in ("settings", "start"):
+    if best.origin not in ("settings", "start"):
         typer.echo("  with an order of its own: --out FILE.yaml keeps it")
     typer.echo(f"  {_gap_text(tuning)}")
     typer.echo()
@@ -58,10 +58,10 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
     if len(better) > _MOST:
         listed = [*better[:2], *better[2 - _MOST :]]
         typer.echo(f"the first 2 and the last {_MOST - 2} of {len(better):,} improvements; --json has all")
-    _print_trials(tuning, listed, goal.what)
+    _print_trials(tuning, listed, goal.result)
     if against is not None:
-        typer.echo(f"\nPareto front of {goal.what} and {against}")
-        _print_trials(tuning, tuning.front(against), goal.what, against)
+        typer.echo(f"\nPareto front of {goal.result} and {against}")
+        _print_trials(tuning, tuning.front(against), goal.result, against)
 
 
 def _gap_text(tuning: Tuning) -> str:
@@ -70,14 +70,14 @@ def _gap_text(tuning: Tuning) -> str:
     gap = limits.gap(makespan_ns)
     if gap is None:
         return f"no lower bound: {limits.no_gap}"
-    prefix = "" if tuning.goal.what == "makespan" else "makespan "
+    prefix = "" if tuning.goal.result == "makespan" else "makespan "
     return f"{prefix}{percent(gap)} above the lower bound of these devices and streams ({limits.binding})"
 
 
 def _gain_text(tuning: Tuning) -> str:
     """Return by how much the best improves on the best start, in words."""
     assert tuning.best is not None
-    starts = [t for t in tuning.trials if t.what == "start" and tuning.goal.allows(t.row)]
+    starts = [t for t in tuning.trials if t.origin == "start" and tuning.goal.allows(t.row)]
     if not starts:
         return ""
     first = min(starts, key=tuning.cost)
@@ -104,7 +104,7 @@ def _print_trials(tuning: Tuning, numbers: Iterable[int], *results: str) -> None
     rows = []
     for k in numbers:
         trial = tuning.trials[k]
-        changed = trial.what if trial.what not in ("settings", "start") else ""
+        changed = trial.origin if trial.origin not in ("settings", "start") else ""
         names = {"trial": f"{k + 1:,}", **dict(trial.variant.settings), "policy": trial.row["policy"]}
         values = {name: shown_result(name, trial.row[column_of_result(name)]) for name in results}
         rows.append({**names, "changed": changed, **values})
@@ -133,7 +133,7 @@ def print_optimum(search: Optimum, limit_ns: int) -> None:
         {"policy": name, "cost": search.cost_text(search.cost(result)), "above": _above_bound(search, result)}
         for name, result in sorted(runs, key=lambda run: search.cost(run[1]))
     )
-    columns = ["policy", f"{search.what.replace('_', ' ')}: cost", "above the bound: above"]
+    columns = ["policy", f"{search.goal.replace('_', ' ')}: cost", "above the bound: above"]
     print_table(text_table(rows, columns))
 
 
@@ -223,32 +223,33 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
         served = {title: f"serving.{number}" for title, number in OF_SERVING.items()}
         numbers = {"makespan": "makespan_ns", **served}
     numbers = numbers | {key: key for key in keys if key.endswith(".goodput")}
-    sought = next((title for title, key in numbers.items() if key == goal.column), goal.what)
+    sought = next((title for title, key in numbers.items() if key == goal.column), goal.result)
     full = [row | _over_devices(row) for row in rows]
     present = {title: key for title, key in numbers.items() if any(row.get(key) is not None for row in full)}
-    columns = {key: present.get(key, key) for key in (*settings, "policy", "makespan", *present, sought)}
-    lines, unused, failed_of = [], {}, defaultdict[str, list[str]](list)
-    for row, line in zip(
-        full, text_table(full, [f"{key}: {present.get(key, key)}" for key in columns]), strict=True
-    ):
+    titles = dict.fromkeys((*settings, "policy", "makespan", *present, sought))
+    texts = text_table(full, [f"{title}: {present.get(title, title)}" for title in titles])
+    lines, unused, names_by_error = [], {}, defaultdict[str, list[str]](list)
+    for row, line in zip(full, texts, strict=True):
         name = _row_name(row, settings)
         if row["error"]:
             line["makespan"] = row["outcome"]
-            failed_of[row["error"]].append(name)
+            names_by_error[row["error"]].append(name)
         else:
             mark = "*" if row[goal.column] == best else "" if best is None else " "
-            line[sought] = shown_result(goal.what, row[goal.column]) + mark
+            line[sought] = shown_result(goal.result, row[goal.column]) + mark
             unused[name] = row["unused_devices"].split(", ") if row["unused_devices"] else []
         lines.append(line)
     print_table(lines, left=len(settings) + 1)
     if best is not None:
-        smallest, greatest = ("shortest", "longest") if goal.what == "makespan" else ("least", "greatest")
-        print(f"* {greatest if goal.most else smallest} {goal.what}")
+        smallest, greatest = ("shortest", "longest") if goal.result == "makespan" else ("least", "greatest")
+        print(f"* {greatest if goal.most else smallest} {goal.result}")
     for note in (*unused_notes(unused), *no_gap_notes(row.get("no_gap") for row in rows)):
         print(note)
-    if failed_of:  # below the table, because long messages in a column would leave no room for the others
+    if (
+        names_by_error
+    ):  # below the table, because long messages in a column would leave no room for the others
         print()
-    for error, (first, *more) in failed_of.items():
+    for error, (first, *more) in names_by_error.items():
         also = f" and {format_count(len(more), 'more point')}" if more else ""
         print(f"{first}{also}: {error}")
 
@@ -302,7 +303,7 @@ def print_answer(
             reached = [row[limit.column] for row in rows if not row["error"]]
             if reached and limit.key in ("at_most", "at_least"):
                 nearest = (min if limit.key == "at_most" else max)(reached)
-                print(f"  {limit}: the nearest is {shown_result(limit.what, nearest)}")
+                print(f"  {limit}: the nearest is {shown_result(limit.result, nearest)}")
     ended = Counter(row["outcome"] for row in rows)
     outcomes = [f"{ended.pop(DONE, 0):,} done", *(f"{n:,} {outcome}" for outcome, n in sorted(ended.items()))]
     if goal.limits:
@@ -328,7 +329,7 @@ def _print_best(groups: Sequence[Sequence[Row]], names: Sequence[str], goal: Goa
     """Print the best row and its runner-up; each with the rows that have equal numbers."""
     (best, *equal), second = groups[0], groups[1][0] if len(groups) > 1 else None
     value = best[goal.column]
-    print(f"best: {_row_name(best, names)}: {goal.what} {shown_result(goal.what, value)}")
+    print(f"best: {_row_name(best, names)}: {goal.result} {shown_result(goal.result, value)}")
     _print_limits(best, goal)
     if equal:
         print("  the same in every number: " + "; ".join(_row_name(row, names) for row in equal[:3]))
@@ -337,7 +338,7 @@ def _print_best(groups: Sequence[Sequence[Row]], names: Sequence[str], goal: Goa
         return
     behind = second[goal.column]
     far = f", {100 * (behind / value - 1):+.2f}%" if value else ""
-    print(f"runner-up: {_row_name(second, names)}: {goal.what} {shown_result(goal.what, behind)}{far}")
+    print(f"runner-up: {_row_name(second, names)}: {goal.result} {shown_result(goal.result, behind)}{far}")
     _print_limits(second, goal)
 
 
@@ -356,7 +357,7 @@ def _print_limits(row: Row, goal: Goal) -> None:
         largest = max(lost, key=lambda name: lost[name])
         parts.append(f"most is lost to {largest}")
     for limit in goal.limits:
-        parts.append(f"{limit.what} {shown_result(limit.what, row[limit.column])} ({limit})")
+        parts.append(f"{limit.result} {shown_result(limit.result, row[limit.column])} ({limit})")
     if parts:
         print("  " + "; ".join(parts))
 
@@ -378,6 +379,6 @@ def _short(keys: Sequence[str]) -> list[str]:
     for key in keys:
         parts = key.split(".")
         tails = (".".join(parts[-n:]) for n in range(1, len(parts) + 1))
-        others = [f".{other}" for other in keys if other != key]
-        ends.append(next((t for t in tails if not any(o.endswith(f".{t}") for o in others)), key))
+        others = [f".{k}" for k in keys if k != key]
+        ends.append(next((t for t in tails if not any(other.endswith(f".{t}") for other in others)), key))
     return ends

@@ -277,7 +277,7 @@ _SHORTHANDS: Final = {
     **dict.fromkeys(("train.model", "serving.model"), "name"),
     **dict.fromkeys(("policy", "placement", "streams", "linearize", "allocator"), "name"),
 }
-"""Ends of paths whose mapping may be a mere name, the value of this key; keys may be added to it."""
+"""End of a path → the key for which a name alone stands, instead of a mapping."""
 
 
 def _merge(base: Node, top: Node, path: str = "") -> Node:
@@ -336,7 +336,7 @@ def _replace(node: Node, rest: str, path: str, value: Node, place: Place) -> Nod
 
 
 def _shorthand(path: str) -> str | None:
-    """Return the key that a mere name stands for at this path, or None if it stands for nothing."""
+    """Return the key for which a name alone stands at this path, or None if there is no such key."""
     if f".{path}".rpartition(".")[0].endswith(".machine.devices"):
         return "preset"
     return next((key for end, key in _SHORTHANDS.items() if f".{path}".endswith(f".{end}")), None)

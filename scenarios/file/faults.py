@@ -62,7 +62,7 @@ def _describe(
         if fault["type"] == "scenario":
             fault["loc"] = (*fault["loc"], *fault["ctx"]["path"])
     unknown_keys = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden"]
-    meant = {near for loc in unknown_keys for near in _likely_locs(loc, model)}
+    likely = {near for loc in unknown_keys for near in _likely_locs(loc, model)}
     locs = [_existing(fault["loc"], document) for fault in faults]
     shapes = [
         fault["type"] in _SHAPES
@@ -76,14 +76,14 @@ def _describe(
     for fault, loc, kind, shape in zip(faults, locs, kinds, shapes, strict=True):
         if shape and loc in fitting:
             continue  # another member of the union has this shape, and the fault is in there
-        same = alike[loc, kind, shape] if kind else [fault]
-        if fault is not same[0]:
+        group = alike[loc, kind, shape] if kind else [fault]
+        if fault is not group[0]:
             continue  # a member of the union that is reported with the first
         missing = fault["type"] == "missing"
         unknown = fault["type"] == "extra_forbidden"
-        if missing and fault["loc"] in meant:  # misspelt or misplaced: another line says so
+        if missing and fault["loc"] in likely:  # misspelt or misplaced: another line says so
             continue
-        message = _unknown_key(fault["loc"], model) if unknown else _message(*same)
+        message = _unknown_key(fault["loc"], model) if unknown else _message(*group)
         yield loc, (*loc, fault["loc"][-1]) if missing else loc, message, unknown
 
 

@@ -104,12 +104,10 @@ class Comparison:
     @cached_property
     def too_close(self) -> list[str]:
         """Policies closer to the fastest than the uncertainty of op costs (`sim.explain.time_use`)."""
-        intervals = [result.summary["makespan_interval"] or {"by_kind": {}} for result in self.ranked]
-        costs = [
-            {kind: OnPath(cost["path_ns"], cost["spread"]) for kind, cost in interval["by_kind"].items()}
-            for interval in intervals
-        ]
-
+        costs = []
+        for result in self.ranked:
+            by_kind = (result.summary["makespan_interval"] or {"by_kind": {}})["by_kind"]
+            costs.append({kind: OnPath(cost["path_ns"], cost["spread"]) for kind, cost in by_kind.items()})
         best = self.fastest.trace.makespan_ns
         return [
             result.policy
@@ -120,7 +118,7 @@ class Comparison:
     @cached_property
     def rows(self) -> list[dict[str, str]]:
         """A table for people: one row per run, fastest first, failed ones last."""
-        failed = [{"policy": failure.label, "makespan_ns": failure.what} for failure in self.failures]
+        failed = [{"policy": failure.label, "makespan_ns": failure.outcome} for failure in self.failures]
         if self.serves:
             from scenarios.serving.serving_report import serving_rows
 
@@ -239,7 +237,7 @@ class Comparison:
                 for result, used, facts in zip(self.ranked, self.devices_used, self._columns, strict=True)
             ],
             "failed": [
-                {"policy": failure.label, "what": failure.what, "message": str(failure.error)}
+                {"policy": failure.label, "what": failure.outcome, "message": str(failure.error)}
                 for failure in self.failures
             ],
         }
@@ -251,10 +249,10 @@ def _highest_peak(result: Result) -> str:
     A peak of 0 has no device.
     """
     peaks = {name: use["peak_memory_bytes"] for name, use in result.summary["devices"].items()}
-    device = max(peaks, key=lambda name: peaks[name])
-    if not peaks[device]:
+    fullest = max(peaks, key=lambda name: peaks[name])
+    if not peaks[fullest]:
         return size(0)
-    limit = next(each.memory_bytes for each in result.trace.job.machine.devices if each.name == device)
+    limit = next(device.memory_bytes for device in result.trace.job.machine.devices if device.name == fullest)
     if "train" in result.summary:
         limit = result.summary["train"]["capacity_bytes"]
-    return f"{device} {size(peaks[device])}" + (f" of {size(limit)}" if limit else "")
+    return f"{fullest} {size(peaks[fullest])}" + (f" of {size(limit)}" if limit else "")

@@ -306,19 +306,19 @@ class Side(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """What one side is: its `own` settings and `sets`, all of them; `alone`: its file is both sides."""
+    """One side as requested: `own_sets` are the settings of this side, `is_both`: its file is both sides."""
 
     path: str
     policy: str | None
-    own: Sequence[str]
+    own_sets: Sequence[str]
     sets: Sequence[str]
     allowed: Allowed
-    alone: bool
+    is_both: bool
 
     @property
     def runs(self) -> bool:
         """Whether a recording is simulated: it is changed, or compared with itself under a change."""
-        return self.policy is not None or bool(self.sets) or self.alone
+        return self.policy is not None or bool(self.sets) or self.is_both
 
 
 def two_sides(
@@ -398,7 +398,7 @@ def _kind(path: str) -> str:
 
 def _read_side(one: _Request, kind: str, other: _Request) -> Side:
     if kind == "scenario" or (kind == "recording" and one.runs):
-        return _case_side(_scenario(one).case(one.policy), one.own)
+        return _case_side(_scenario(one).case(one.policy), one.own_sets)
     if kind == "plan":
         return _plan_side(one, other)
     if kind == "table":
@@ -471,7 +471,7 @@ def _plan_side(one: _Request, other: _Request) -> Side:
     decided: dict[str, Any] = {"policy": policy, "streams": Planned(policy.plan)}
     if not case.decisions.compile:  # a compiler places the scenario's ops; the plan has those that it makes
         decided["placement"] = decided["streams"]
-    side = _case_side(case.deciding(**decided, label=_name(one.path)), one.own)
+    side = _case_side(case.deciding(**decided, label=_name(one.path)), one.own_sets)
     return side._replace(schedule=in_file(one.path)(side.schedule))
 
 

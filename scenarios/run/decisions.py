@@ -154,8 +154,8 @@ def resolve(
 
         policy = _policy(spec, loc, document.origin, inherited=inherited)
         steps = (*document.place_of(loc, "compile"), "compile")
-        default = spec.knowledge or knowledge
-        knows, error = (default, 0.2) if isinstance(default, str) else ("estimate", default["estimate"])
+        setting = spec.knowledge or knowledge
+        knows, error = (setting, 0.2) if isinstance(setting, str) else ("estimate", setting["estimate"])
         return Decisions(
             label,
             policy,
@@ -219,8 +219,8 @@ def resolve_schedule(
             raise InputError(f"names no {word}{hint('', plugins.names(workload.deciders))}")
         is_code = ":" in spec.name and workload.deciders != "sim.pipelines"
         if not is_code and spec.name not in (deciders := plugins.names(workload.deciders)):
-            name_text = f"{spec.name!r} is no {plugins.GROUPS[workload.deciders]}"
-            raise InputError(f"{name_text}{hint(spec.name, deciders)}", path=["name"])
+            problem = f"{spec.name!r} is no {plugins.GROUPS[workload.deciders]}"
+            raise InputError(f"{problem}{hint(spec.name, deciders)}", path=["name"])
         for key in PolicyFields.model_fields:
             if key not in ("name", "runtime", "knowledge") and getattr(spec, key) is not None:
                 message = f"{owner}'s {word} decides it: {spec.name} takes no {key}"

@@ -262,12 +262,11 @@ def tuning_line(tried: Sequence[Tried]) -> str:
     return f"placement: {len(tried):,} tried, {range_text}"
 
 
-def folding_lines(folding: Mapping[str, Any]) -> str:
+def folding_lines(fold: Mapping[str, Any]) -> str:
     """Return lines that say which devices stand for how many, and what sets them apart."""
-    into = folding["into"]
+    into = fold["into"]
     lines = [
-        f"{folding['devices']:,} devices folded into {len(into):,}; "
-        "figures of each hold for all it stands for"
+        f"{fold['devices']:,} devices folded into {len(into):,}; figures of each hold for all it stands for"
     ]
     for name, device in list(into.items())[:_FOLDED_ROWS]:
         differences = f": {device['differs']}" if device["differs"] else ""

@@ -109,8 +109,7 @@ class DrawnFields(Strict):
         """Return the requests by arrival."""
         at_most(MOST_BUILT, self.count, "requests")
         drawn = np.random.default_rng(seed)
-        ranges = self.prompt, self.output
-        sizes = [drawn.integers(np.min(span), np.max(span) + 1, self.count) for span in ranges]
+        sizes = [drawn.integers(np.min(n), np.max(n) + 1, self.count) for n in (self.prompt, self.output)]
         requests = []
         for i, row in enumerate(np.stack([self.times_ns(drawn), *sizes], axis=1).tolist()):
             prefix = min(self.prefix, row[1])
@@ -275,10 +274,9 @@ def read_requests(path: Path, count: int | None = None) -> list[Request]:
         raise InputError(f"{path}: has no request that was answered")
     if dropped:
         warnings.warn(f"{path}: leaves out requests without an answer: {dropped:,}", stacklevel=2)
-    arriving = [request for request in requests.values() if request.after is None]
-    first_ns = min(request.arrival_ns for request in arriving)
-    for request in arriving:
-        request.arrival_ns -= first_ns
+    first_ns = min(request.arrival_ns for request in requests.values() if request.after is None)
+    for request in requests.values():
+        request.arrival_ns -= first_ns if request.after is None else 0
     return sorted(requests.values(), key=lambda request: request.arrival_ns)
 
 

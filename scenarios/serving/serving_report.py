@@ -106,11 +106,11 @@ class Lateness:
                 missing = max(1, asker.prompt - (asker.hits or 0))
                 lost = round_half_up((end[i] - start[i]) * min(1.0, asker.lost / missing))
                 more[[_CODE["lost"], _CODE["prefill"]]] += lost, -lost
-        for i, until in queued.items():
+        for i, until_ns in queued.items():
             queue = self._replicas[columns["replica"][steps[i]]]
-            window, ns = queue.latest(before[i], until)
+            window, ns = queue.latest(before[i], until_ns)
             more += np.bincount(queue.why[window], ns, len(PARTS)).astype(np.int64)
-            waited[i] -= until - before[i]
+            waited[i] -= until_ns - before[i]
         codes, ns = np.stack([waits, spent], axis=1), np.stack([waited, end - start], axis=1)
         first = int(end.searchsorted(request.token_ns[0])) + 1
         return [

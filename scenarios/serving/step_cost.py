@@ -161,11 +161,11 @@ class ModelStep:
         """Return the time of attention in all layers, for `batch` prompts of `queries` queries each."""
         ns = 0.0
         for kind, layers in self.kinds.items():
-            for each in self._kernels(self.work, kind):
-                if isinstance(each, Attention):
-                    window = min(each.window and self.model.window, queries + cached)
-                    kernel = each._replace(batch=batch, sequence=queries, cached=cached, window=window)
-                    ns += layers * self._ns([kernel])
+            for kernel in self._kernels(self.work, kind):
+                if isinstance(kernel, Attention):
+                    window = min(kernel.window and self.model.window, queries + cached)
+                    resized = kernel._replace(batch=batch, sequence=queries, cached=cached, window=window)
+                    ns += layers * self._ns([resized])
         return ns
 
     # -- kernels ----------------------------------------------------------------------------------------

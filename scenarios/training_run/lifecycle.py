@@ -210,7 +210,7 @@ class _Run:
         try:
             while self.step < self.goal:
                 try:
-                    self._go_on()
+                    self._advance()
                 except _FailedError:
                     self._recover()
         except _OverError:
@@ -219,7 +219,7 @@ class _Run:
                 raise RunError(f"training_run: after 146 years {done}") from None
         self._note_written()
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         """Save a checkpoint if one is due, or compute until the next one."""
         saving = self.plan.checkpoints
         by_step = saving.every_steps is not None and self.step - self.since_step >= saving.every_steps

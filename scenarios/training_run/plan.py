@@ -220,7 +220,7 @@ class TrainingPlan:
 
 
 class MachineChange(NamedTuple):
-    """A machine outside the run from `start_ns` on (``spare``, ``in repair``), or back in it (``job``)."""
+    """A change of a machine's state at `start_ns`: ``spare``, ``in repair``, or ``job``, in the run."""
 
     start_ns: int
     machine: int

@@ -286,9 +286,9 @@ def bench(
     """
     _refuse_unknown(points)
     bounds = {point.path: known_of(point.path) for point in points}
-    with nullcontext() if out is None else sweeping(out) as kept:
-        now = {} if kept is None else {point.key: f"{_stamp(point)} {program()}" for point in points}
-        rows = KeptRows(kept, now).complete(points, lambda points: run_on(executor, run_point, points), done)
+    with nullcontext() if out is None else sweeping(out) as file:
+        now = {} if file is None else {point.key: f"{_stamp(point)} {program()}" for point in points}
+        rows = KeptRows(file, now).complete(points, lambda rest: run_on(executor, run_point, rest), done)
         rows = with_gaps(points, rows, bounds)
         if out is not None:
             write_rows(rows, out)

@@ -91,14 +91,14 @@ def _communication_trials(trace: Trace) -> Iterator[Variant]:
     moves = job.graph.is_kind(*COMMUNICATION - {"copy", "transfer"}) | job.meets
     if job.collectives is not None:
         moves[job.collectives.op[job.carried]] = False  # carried by links, which decide their time
-    inside = inside_ns(job.graph)
-    if (job.duration_ns[moves] > 0).any() or inside.any():
+    inner_ns = inside_ns(job.graph)
+    if (job.duration_ns[moves] > 0).any() or inner_ns.any():
         yield Variant(
             label="communication twice as fast",
-            job=_retime(lambda ns: _halve(ns, moves) - inside // 2),
+            job=_retime(lambda ns: _halve(ns, moves) - inner_ns // 2),
         )
         yield Variant(
-            label="communication takes no time", job=_retime(lambda ns: np.where(moves, 0, ns - inside))
+            label="communication takes no time", job=_retime(lambda ns: np.where(moves, 0, ns - inner_ns))
         )
     if len(trace.transfers["id"]) or job.carried.any():
         if any(link.bandwidth_bytes_per_s for link in machine.links):
@@ -133,9 +133,9 @@ def _device_trials(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
     tasks = trace.executed & computes[trace.tasks["op"]]
     compute_ns = np.zeros(len(job.machine.devices), np.int64)
     np.add.at(compute_ns, trace.device[tasks], (trace.tasks["end_ns"] - trace.tasks["start_ns"])[tasks])
-    groups = _group_numbers(used, lambda d: (replace(job.machine.devices[d], name=""), compute_ns[d]))
+    groups = _group_numbers(used, lambda k: (replace(job.machine.devices[k], name=""), compute_ns[k]))
     if len(groups) > MOST_DEVICES:
-        groups = _group_numbers(used, lambda d: job.machine.devices[d].kind)
+        groups = _group_numbers(used, lambda k: job.machine.devices[k].kind)
         names = [f"every {job.machine.devices[group[0]].kind}" for group in groups]
     else:
         first = [job.machine.devices[group[0]].name for group in groups]
@@ -147,7 +147,7 @@ def _device_trials(trace: Trace, computes: BoolArray) -> Iterator[Variant]:
         on_devices = np.isin(job.device_of, devices)
         yield Variant(label=f"{name} twice as fast", job=_halve_computation(on_devices & computes))
         if not job.machine.devices[devices[0]].workers:
-            more = _with_stream({job.machine.devices[d].name for d in devices})
+            more = _with_stream({job.machine.devices[k].name for k in devices})
             why_not = "" if _is_used(job, more) else "policy.streams would put no op on it"
             yield _trial(f"one more stream on {name}", more, why_not)
 
@@ -186,8 +186,8 @@ def _halve_computation(ops: BoolArray) -> Callable[[Job], Job]:
     """Return a change that halves the computation of some ops, but not their own communication."""
 
     def apply(job: Job) -> Job:
-        inside = inside_ns(job.graph)
-        return _retime(lambda ns: inside + _halve(ns - inside, ops))(job)
+        inner_ns = inside_ns(job.graph)
+        return _retime(lambda ns: inner_ns + _halve(ns - inner_ns, ops))(job)
 
     return apply
 

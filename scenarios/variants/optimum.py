@@ -105,28 +105,28 @@ _MOST_MISSES: Final = 10
 
 @dataclass(frozen=True, eq=False)
 class Optimum:
-    """The best run that is known, and what no run can be below.
+    """The best known run, and a lower bound of all runs.
 
     Attributes
     ----------
     base : Result
-        Under the scenario's own policy: the optimum is that of its job.
+        Run under the scenario's own policy; the optimum is that of its job.
     results : list of Result
-        Under all policies that were asked for.
+        Runs under all requested policies.
     found : Result or None
-        The run of what the solver found; None: it found nothing, or that cannot run.
+        Run of the best schedule that the search found; None if it found none that runs.
     why_not : str or None
-        Why there is no such run; None: there is one, if only by a list.
+        Why there is no such run; None if there is one.
     lower_bound : int
-        Of what is to be small: in ns; in pJ of an energy; of a mean flow time, of the sum over jobs.
+        Lower bound of the goal, in ns; of an energy in pJ; of a mean flow time that of the sum over jobs.
     left_out : tuple of str
-        What the solver does not know of the job.
+        Properties of the job that the solver's model leaves out.
     placed : bool
-        Whether ops stay where the scenario's policy has put them.
+        Whether ops stay on the devices that the scenario's policy chose.
     searched : bool
-        Whether the solver came to an end before its time was up.
-    what : str
-        What is to be small, by its name in ``expect:``.
+        Whether the search ended before its time limit.
+    goal : str
+        Result to minimize, by its name in ``expect:``.
     """
 
     base: Result
@@ -137,23 +137,23 @@ class Optimum:
     left_out: tuple[str, ...]
     placed: bool
     searched: bool
-    what: str = "makespan"
+    goal: str = "makespan"
 
     @property
     def best(self) -> Result:
-        """The best run of those that the bound holds for."""
+        """The best of the runs for which the bound holds."""
         runs = [self.found] if self.found else []
         runs += [result for result in self.results if self.unlike(result) is None]
         return min(runs, key=self.cost)
 
     def cost(self, result: Result) -> int:
-        """Return what a run comes to in what is to be small."""
-        return OBJECTIVES[self.what].of(result.trace)
+        """Return the cost of a run: its value of the goal."""
+        return OBJECTIVES[self.goal].of(result.trace)
 
     def cost_text(self, cost: int) -> str:
-        """Return a cost as people read it."""
-        value = Fraction(cost, OBJECTIVES[self.what].parts(self.base.trace.job))
-        return shown_result(self.what, int(value) if value.denominator == 1 else float(value))
+        """Return a cost as text with its unit."""
+        value = Fraction(cost, OBJECTIVES[self.goal].parts(self.base.trace.job))
+        return shown_result(self.goal, int(value) if value.denominator == 1 else float(value))
 
     @property
     def proven(self) -> bool:
@@ -162,21 +162,21 @@ class Optimum:
 
     @property
     def gap(self) -> float | None:
-        """By which part of the bound the best is above it; None: the bound is 0, and the best is not."""
+        """Relative distance of the best from the bound; None if the bound is 0 and the best is not."""
         if self.lower_bound > 0:
             return self.cost(self.best) / self.lower_bound - 1
         return 0.0 if self.proven else None
 
     def unlike(self, result: Result) -> str | None:
-        """Return why the bound is none of a run, in two words; None: it is."""
+        """Return in two words why the bound does not hold for a run, or None if it does."""
         return None if result in (self.base, self.found) else _unlike(self.base, result, self.placed)
 
     def sentence(self, limit_ns: int) -> str:
-        """Return in a sentence how good the best is known to be; see `find_optimum` for the limit."""
+        """Return a sentence on how good the best is known to be; see `find_optimum` for the limit."""
         best, bound = self.cost_text(self.cost(self.best)), self.cost_text(max(0, self.lower_bound))
         gap = "" if self.gap is None else f" (gap {self.gap:.1%})"
-        words = self.what.replace("_", " ")
-        if self.what != "makespan":
+        words = self.goal.replace("_", " ")
+        if self.goal != "makespan":
             proven = f"the least {words} is {best}: no order has less"
             text = f"the best known {words} is {best}, and none is below {bound}{gap}"
         else:
@@ -190,17 +190,17 @@ class Optimum:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``sim optimum --json`` prints; value and bound are in ns, of an energy in pJ."""
-        parts, best = OBJECTIVES[self.what].parts(self.base.trace.job), self.cost(self.best)
+        parts, best = OBJECTIVES[self.goal].parts(self.base.trace.job), self.cost(self.best)
         return {
             "schema": OPTIMUM_SCHEMA,
             "scenario": self.base.scenario,
             "policy": self.base.policy,
             "placement": "fixed" if self.placed else "free",
             "makespan_ns": self.best.trace.makespan_ns,
-            "objective": self.what,
+            "objective": self.goal,
             "value": best / parts,
             "lower_bound": self.lower_bound / parts,
-            "lower_bound_ns": self.lower_bound if self.what == "makespan" else None,
+            "lower_bound_ns": self.lower_bound if self.goal == "makespan" else None,
             "gap": self.gap,
             "proven": self.proven,
             "searched": self.searched,
@@ -225,31 +225,31 @@ def find_optimum(
     limit_ns: int,
     placed: bool = True,
     seed: int = 0,
-    what: str = "makespan",
+    goal: str = "makespan",
     jobs: int = 1,
 ) -> Optimum:
-    """Search for the least makespan of the first of some runs, or the least of what else is to be small.
+    """Search for a schedule with the least makespan of the first run's job, or the least of another goal.
 
     Parameters
     ----------
     results : sequence of Result
-        Runs of the scenario; the first is the one that the optimum is of.
+        Runs of the scenario; the optimum is that of the first one's job.
     limit_ns : int
-        How long to search, by the clock on the wall. What is proven before is always the same.
+        Time limit of the search, by the wall clock. What is proven before it is always the same.
     placed : bool
-        Whether ops stay where they are in the first run.
+        Whether ops stay on their devices in the first run.
     seed : int
-        Of the solver.
-    what : str
+        Seed of the solver.
+    goal : str
         One of `policies.optimum_model.OBJECTIVES`.
     jobs : int
-        How many strategies of the solver search the whole side by side.
+        Number of strategies with which the solver searches in parallel.
 
     Raises
     ------
     InputError
-        No op is due, no device has a power, and that is asked for; a scenario of which not even a bound can
-        be searched for: control flow, ops that may fail, folds.
+        The goal needs due times or powers, and there are none; or there can be no bound, because of control
+        flow, ops that may fail, or folds.
     MissingExtraError
         OR-tools is not installed.
     """
@@ -258,44 +258,44 @@ def find_optimum(
     job, policy = base.trace.job, base.case.decisions.policy
     refuse_decided(base)
     refuse_unmodelled(job, placed)
-    objective = objective_named(what)
-    result_of_run(what, base.numbers, base.trace)
+    objective = objective_named(goal)
+    result_of_run(goal, base.numbers, base.trace)
     alike = [base, *(other for other in results[1:] if not _unlike(base, other, placed))]
     search = _Search(base.case, alike, placed, objective.of)
     trace = search.known.trace
     for case in list_schedules(base.case, job, placed):
         search.run(case)
     least_ns = 0
-    if placed:  # what holds for every order and all streams
+    if placed:  # goal holds for every order and all streams
         limits = bounds(base.trace, synchronisation=policy.synchronisation, exact=True).by_source
         least_ns = max(ns for source, ns in limits.items() if not source.startswith("stream "))
     memory = base.trace.memory is not None
     model = JobModel(job, policy, trace, placed=placed, memory=memory, least_ns=least_ns, objective=objective)
-    least = max(least_ns, model.least_ns) if model.is_makespan else 0
-    if model.is_makespan and model.lists.suits and search.known_cost > least:
+    bound = max(least_ns, model.least_ns) if model.is_makespan else 0
+    if model.is_makespan and model.lists.suits and search.known_cost > bound:
         model.begin_with(search.known.trace)
         until_lists = (time.monotonic() + 2 * deadline) / 3  # two thirds of the time that is left
         for listed in model.by_lists(until_lists, seed):
             search.follow(listed)
         model.begin_with(search.known.trace)
-    searched = search.known_cost == least
+    searched = search.known_cost == bound
     if not searched:
         tasks = len(job.graph) * job.iterations
         left_ns = (deadline - time.monotonic()) * NS_PER_S
         part_ns = left_ns * _EVEN_TASKS / (tasks + _EVEN_TASKS) if model.is_makespan else left_ns
         solved, timetable = model.solve(max(1, round(part_ns)), jobs, seed)
-        least, searched = max(least, solved.bound_ns), solved.finished
+        bound, searched = max(bound, solved.bound_ns), solved.finished
         if timetable is not None:
             search.follow(timetable)
-    if model.is_makespan and not searched and search.known_cost > least:
-        _improve(search, model, least, deadline, seed)
-    searched = search.known_cost == least or (search.look_around(least, deadline, seed) and searched)
+    if model.is_makespan and not searched and search.known_cost > bound:
+        _improve(search, model, bound, deadline, seed)
+    searched = search.known_cost == bound or (search.look_around(bound, deadline, seed) and searched)
     why_not = search.why_not if search.found is None else None
-    return Optimum(base, results, search.found, why_not, least, model.left_out, placed, searched, what)
+    return Optimum(base, results, search.found, why_not, bound, model.left_out, placed, searched, goal)
 
 
 def _improve(search: _Search, model: JobModel, least_ns: int, deadline: float, seed: int) -> None:
-    """Run what windows find, as long as the simulator agrees now and then, and there is something to gain."""
+    """Run schedules improved in windows, until too many in a row are no better or the bound is reached."""
     misses = 0
     model.begin_with(search.known.trace)
     for timetable in model.improve(deadline, seed):
@@ -308,7 +308,7 @@ def _improve(search: _Search, model: JobModel, least_ns: int, deadline: float, s
 
 
 class _Search:
-    """The best run so far: of those that are known from the beginning, and of those that were found."""
+    """The best run so far, among the given ones and those that the search makes."""
 
     def __init__(
         self, case: Case, alike: Sequence[Result], placed: bool, cost: Callable[[Trace], int]
@@ -320,7 +320,7 @@ class _Search:
         self.why_not: str | None = "the search found no schedule in time"
 
     def run(self, case: Case) -> int | None:
-        """Run a case, which may be the best so far; return what it comes to, or None."""
+        """Run a case, which may be the best so far; return its cost, or None if it cannot run."""
         case = replace(case.deciding(label="optimum"), expectations=())
         run = attempt(case)
         if run.error is not None or (result := run.result) is None:
@@ -348,7 +348,7 @@ class _Search:
             self.run(case)
         return None if self.known is before else self.known
 
-    def look_around(self, least: int, deadline: float, seed: int) -> bool:
+    def look_around(self, bound: int, deadline: float, seed: int) -> bool:
         """Change the best run in some places, in more after more failures, and go on from what is no worse.
 
         Return whether the search ended before its deadline because nothing helped any more (variable
@@ -359,7 +359,7 @@ class _Search:
         current, cost = SearchSchedule.of(self.known.trace), self.known_cost
         rng, programs, failures = random.Random(seed), {current.by_host(job)}, 0
         patience = _TRIES_PER_OP * len(job.graph)
-        while failures < patience and self.known_cost > least:
+        while failures < patience and self.known_cost > bound:
             near = current
             for _ in range(rng.randint(1, 2 + 6 * failures // patience)):
                 _, near = next(space.neighbours(near, rng), (None, near))
@@ -380,7 +380,7 @@ class _Search:
 
 
 def _unlike(base: Result, other: Result, placed: bool) -> str | None:
-    """Return what sets a run apart, so that what bounds the first does not bound it; None: nothing."""
+    """Return the difference by which a bound of one run does not hold for the other, or None."""
     a, b = base.trace.job, other.trace.job
     one, two = (result.case.decisions.policy.synchronisation for result in (base, other))
     if base.case.scenario.machine_spec != other.case.scenario.machine_spec:

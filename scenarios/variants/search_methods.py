@@ -29,7 +29,7 @@ GridPoint = tuple[int, ...]
 
 
 class Ask(NamedTuple):
-    """A point whose cost a search asks for, and the fidelity of its run: `level` 0 is the cheapest."""
+    """A request for the cost of a point, and the fidelity of its run: `level` 0 is the cheapest."""
 
     point: GridPoint
     level: int = 0
@@ -49,14 +49,14 @@ _REDUCTION: Final = 3
 """One in this many points goes on to the next level of `halving`."""
 
 _TOLERANCE: Final = 0.05
-"""By which part a neighbour may be worse in `local` at first; the allowance shrinks."""
+"""Relative amount by which a neighbour may be worse in `local` at first; it shrinks."""
 
 _DRAWN_SHARE: Final = 0.4
 _LEAST_DRAWN: Final = 8
 """Part of the budget, and least number of points, that `local` draws: neighbours of bad points are bad."""
 
 AHEAD: Final = 8
-"""Number of neighbours asked for together, fixed so that the search does not depend on parallelism."""
+"""Number of neighbours in one request, fixed so that the search does not depend on parallelism."""
 
 
 def _grid(sizes: Sequence[int], levels: int, budget: int, seed: int) -> Search:

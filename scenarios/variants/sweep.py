@@ -86,17 +86,17 @@ def sweep(
     stamp, now = stamps(variants.document, points)
     with nullcontext() if out is None else sweeping(out) as path:
         if path is not None:
-            now = {key: f"{stamp_of} {program()}" for key, stamp_of in now.items()}
-        kept = KeptRows(path, now, [column_of_result(name) for name in variants.results])
+            now = {key: f"{digest} {program()}" for key, digest in now.items()}
+        store = KeptRows(path, now, [column_of_result(name) for name in variants.results])
         is_new = out is None or force or not Path(out).exists()
-        if not is_new and kept.found != now.keys():
+        if not is_new and store.found != now.keys():
             problem = "is there already, and is no table of these points"
             raise InputError(f"{out}: {problem}; name another file, or replace it with --force")
-        if kept.changed:
+        if store.changed:
             problem = "the scenario, a file that it names, or this program has changed since"
-            text = f"{path}: {problem}: {len(kept.changed):,} of {len(points):,} points run again"
+            text = f"{path}: {problem}: {len(store.changed):,} of {len(points):,} points run again"
             warnings.warn(text, stacklevel=2)
-        rows = kept.complete(points, lambda left: variants.rows(left, executor, stamp=stamp), done)
+        rows = store.complete(points, lambda missing: variants.rows(missing, executor, stamp=stamp), done)
         if out is not None:
             if not is_new and read_bytes(out, unpack=False) != _content(rows, out):
                 raise InputError(f"{out}: is there already, and its results differ; replace it with --force")

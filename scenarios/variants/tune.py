@@ -50,7 +50,7 @@ from sim.graph.frames import has_control_flow
 from sim.trace import Trace
 
 _TOLERANCE: Final = 0.005
-"""By which part a schedule may be worse, at first, to be accepted as the next starting point."""
+"""Relative amount by which a schedule may be worse, at first, and still be the next starting point."""
 
 _TRIAL_SEEDS: Final = 5
 """Number of seeds of a trial, if seeds matter."""
@@ -73,7 +73,7 @@ class Trial(NamedTuple):
 
     Attributes
     ----------
-    what : str
+    origin : str
         Origin of the trial: ``"settings"``; ``"start"``; its schedule as a ``"list"``; or what was changed of
         that: ``"order"``, ``"stream"``, ``"device"``.
     variant : Variant
@@ -85,7 +85,7 @@ class Trial(NamedTuple):
         Rows with each seed, the scenario's own first; `row` has their means.
     """
 
-    what: str
+    origin: str
     variant: Variant
     row: Row
     level: int | None = None
@@ -287,7 +287,7 @@ class Tuner:
         for case in (tuning.case, before):
             job_with = Jobs(case)
             results = (run_case(case, job=job_with(seed)) for seed in range(first, first + _FRESH_SEEDS))
-            samples.append([float(value_of(self.goal.what, result)) for result in results])
+            samples.append([float(value_of(self.goal.result, result)) for result in results])
         gains = [self.goal.sign * (1 - one / other) for one, other in zip(*samples, strict=True) if other]
         if len(gains) == _FRESH_SEEDS:
             mean, off = mean_with_interval(gains)

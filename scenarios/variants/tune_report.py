@@ -46,7 +46,7 @@ def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
     report = {
         "schema": TUNING_SCHEMA,
         "goal": {
-            "result": tuning.goal.what,
+            "result": tuning.goal.result,
             "most": tuning.goal.most,
             "limits": [*map(str, tuning.goal.limits)],
         },
@@ -54,7 +54,7 @@ def tuning_report(tuning: Tuning, against: str | None = None) -> dict[str, Any]:
         "seeds": tuning.seeds,
         "answers": len(tuning.answers),
         "best": best,
-        "starts": [_plain(tuning, k) for k, trial in enumerate(trials) if trial.what == "start"],
+        "starts": [_plain(tuning, k) for k, trial in enumerate(trials) if trial.origin == "start"],
         "improvements": [_plain(tuning, k) for k in improvements(tuning)],
         "fresh": None if tuning.fresh is None else tuning.fresh._asdict(),
     }
@@ -73,7 +73,7 @@ def improvements(tuning: Tuning) -> list[int]:
 
 def _plain(tuning: Tuning, k: int) -> dict[str, Any]:
     trial = tuning.trials[k]
-    return {"trial": k + 1, "what": trial.what, **trial.row}
+    return {"trial": k + 1, "what": trial.origin, **trial.row}
 
 
 def trial_table(tuning: Tuning) -> pd.DataFrame:
@@ -112,20 +112,20 @@ def write_winner(tuning: Tuning, path: str) -> list[str]:
     assert tuning.case is not None
     best, goal, case = tuning.trials[tuning.best], tuning.goal, tuning.case
     is_own = case.label == case.base.case().label and case.scenario.document is case.base.document
-    unit = RESULTS[goal.what.partition(".")[0]].unit
-    extreme = "most" if goal.most else "least"
+    unit = RESULTS[goal.result.partition(".")[0]].unit
+    best_word, count = "most" if goal.most else "least", format_count(len(tuning.trials), "trial")
     return write_found(
         path,
         case,
         tuning.trace,
-        own=is_own and best.variant.schedule is None,
-        expect={goal.what: unit.show(best.rows[0][goal.column])},
-        head=f"Found by sim tune: the {extreme} {goal.what} of {format_count(len(tuning.trials), 'trial')}.",
+        is_own=is_own and best.variant.schedule is None,
+        expect={goal.result: unit.show(best.rows[0][goal.column])},
+        head=f"Found by sim tune: the {best_word} {goal.result} of {count}.",
     )
 
 
-def write_found(path: str, case: Case, trace: Trace, *, own: bool, expect: Any, head: str) -> list[str]:
-    """Write a scenario and, unless its `own` policy decided the run, what was decided beside it.
+def write_found(path: str, case: Case, trace: Trace, *, is_own: bool, expect: Any, head: str) -> list[str]:
+    """Write a scenario and, unless its own policy decided the run (`is_own`), what was decided beside it.
 
     Returns the files. A plan has orders and streams; if that does not reproduce the run, it also has times.
     If the graph was compiled, the compiled one stands beside it. A pipeline has a table for the schedule
@@ -140,7 +140,7 @@ def write_found(path: str, case: Case, trace: Trace, *, own: bool, expect: Any, 
     document, schedule = case.scenario.document, case.decisions.schedule
     content: Any = {key: value for key, value in document.root.plain().items() if key not in left_out}
     beside: list[Path] = []
-    if not own:
+    if not is_own:
         if schedule is None:
             beside = [plan := Path(path).with_suffix(".plan.json")]
             write_text(plan, trace.plan().to_json())
@@ -234,7 +234,7 @@ def progress_plot(tuning: Tuning, ax: Axes) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if pad := 0.08 * abs(best[0] - best[-1]):
         ax.set_ylim(min(best) - pad, max(best) + pad)  # far worse trials would hide the progress
-    label_result(ax.yaxis, goal.what)
+    label_result(ax.yaxis, goal.result)
     ax.legend(frameon=False)
     plain(ax)
 
@@ -249,9 +249,9 @@ def front_plot(tuning: Tuning, against: str, ax: Axes) -> None:
         ("trials", tuning.answers, ".", {"color": "0.7", "markersize": 4}),
         ("Pareto front", tuning.front(against), "o-", {"color": OKABE_ITO[4]}),
     ):
-        shown = [rows[k] for k in ks if column in rows[k]]
-        ax.plot([p[column] for p in shown], [p[goal.column] for p in shown], style, label=label, **look)
+        points = [rows[k] for k in ks if column in rows[k]]
+        ax.plot([p[column] for p in points], [p[goal.column] for p in points], style, label=label, **look)
     label_result(ax.xaxis, against)
-    label_result(ax.yaxis, goal.what)
+    label_result(ax.yaxis, goal.result)
     ax.legend(frameon=False)
     plain(ax)

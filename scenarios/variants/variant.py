@@ -110,7 +110,7 @@ class VariantRun(NamedTuple):
     error: SimError | None = None
 
     @property
-    def what(self) -> str:
+    def outcome(self) -> str:
         """Kind of outcome: one of `scenarios.fields.results.OUTCOMES`."""
         return DONE if self.error is None else outcome_of(self.error)
 
@@ -179,7 +179,7 @@ class Variants:
         What the scenario may name.
     results : sequence of str
         Further results in the rows, by their names in ``expect:``.
-    whole : bool
+    all_columns : bool
         Whether rows hold everything that a sweep shows of each run; otherwise `results` alone.
     """
 
@@ -189,11 +189,11 @@ class Variants:
         sets: Sequence[str] = (),
         allowed: Allowed = NOTHING,
         results: Sequence[str] = (),
-        whole: bool = True,
+        all_columns: bool = True,
     ) -> None:
-        self.made_of = (path, tuple(sets), allowed, tuple(results), whole)
+        self.made_of = (path, tuple(sets), allowed, tuple(results), all_columns)
         self.document = Document.read(path, allowed).with_settings(sets)
-        self.results, self.whole = tuple(results), whole
+        self.results, self.all_columns = tuple(results), all_columns
         self._last: tuple[Variant, Case] | None = None
         self._read: tuple[list[str], Scenario] | None = None
         with suppress(InputError):  # only the settings of a variant may make it a valid scenario
@@ -259,15 +259,15 @@ class Variants:
     def row_of(self, variant: Variant, run: VariantRun) -> Row:
         """Return the row of a variant's outcome; it has numbers even if memory is too small at the end."""
         row: Row = {column_of(key): value for key, value in variant.settings}
-        row |= {"policy": run.label, "outcome": run.what}
+        row |= {"policy": run.label, "outcome": run.outcome}
         if (result := run.result) is not None:
-            row |= _numbers(result) if self.whole else {}
+            row |= _numbers(result) if self.all_columns else {}
             lacking = suppress(InputError) if run.error else nullcontext()
             for name in self.results:
                 row[column_of_result(name)] = None
                 with lacking:  # a run that failed may not have come so far
                     row[column_of_result(name)] = value_of(name, result)
-            if self.whole:
+            if self.all_columns:
                 row["unused_devices"] = ", ".join(result.numbers["unused_devices"])
         error = run.line or None
         if isinstance(run.error, InputError):
@@ -307,7 +307,7 @@ class Variants:
     def fitting(self, variants: Sequence[Variant]) -> tuple[list[Variant], dict[str, int]]:
         """Return the variants whose sizes fit together, and the number of those that do not, by reason.
 
-        Nothing is run or built. A workload that does not check its sizes is asked about one variant only.
+        Nothing is run or built. Of a workload that does not check its sizes, only one variant is looked at.
 
         Raises
         ------

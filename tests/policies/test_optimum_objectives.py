@@ -51,7 +51,7 @@ def result_of(tmp_path: Path, text: str) -> Result:
     ],
 )
 def test_by_hand(tmp_path: Path, what: str, cost: int) -> None:
-    found = find_optimum([result_of(tmp_path, TWO_JOBS)], limit_ns=LIMIT, what=what)
+    found = find_optimum([result_of(tmp_path, TWO_JOBS)], limit_ns=LIMIT, goal=what)
     assert (found.cost(found.best), found.proven) == (cost, True)
 
 
@@ -69,7 +69,7 @@ workload:
     c: {duration: {fast: 10us, slow: 20us}}
 policy: {name: in-order, placement: round-robin}
 """
-    found = find_optimum([result_of(tmp_path, text)], limit_ns=LIMIT, placed=False, what="energy")
+    found = find_optimum([result_of(tmp_path, text)], limit_ns=LIMIT, placed=False, goal="energy")
     # all on the slow one: 60 us x (20 + 10 W); one there, two on the fast one: 20 us x (100 + 20 W)
     assert found.cost(found.best) == 60_000 * 30_000
     assert found.proven
@@ -91,7 +91,7 @@ workload:
     w: {duration: 1us, device: one}
 policy: in-order
 """
-    found = find_optimum([result_of(tmp_path, text)], limit_ns=LIMIT, what="energy")
+    found = find_optimum([result_of(tmp_path, text)], limit_ns=LIMIT, goal="energy")
     # the pair is busy from 0 to 5 us: y and z beside x; the other one for 1 us of them
     assert found.cost(found.best) == 5_000 * 100_000 + 1_000 * 300_000 + 4_000 * 5_000
     assert found.proven
@@ -137,7 +137,7 @@ def test_no_order_is_better(tmp_path: Path, seed: int) -> None:
             case = base.case.deciding(policy=InOrder(), linearize=ListedOrder(list(ops)))
             runs.append(run_case(case).trace)
     for what, objective in OBJECTIVES.items():
-        found = find_optimum([base], limit_ns=LIMIT, what=what)
+        found = find_optimum([base], limit_ns=LIMIT, goal=what)
         least = min(map(objective.of, runs))
         assert found.lower_bound <= least
         assert found.proven
@@ -167,7 +167,7 @@ policy: ready-queue
     ],
 )
 def test_a_plan_may_wait_on_purpose_and_runs_again_so(tmp_path: Path, what: str, cost: int) -> None:
-    found = find_optimum([result_of(tmp_path, WAITS)], limit_ns=LIMIT, what=what)
+    found = find_optimum([result_of(tmp_path, WAITS)], limit_ns=LIMIT, goal=what)
     assert (found.cost(found.best), found.proven) == (cost, True)
     sim("optimum", tmp_path / "s.yaml", "--minimise", what, "--out", tmp_path / "best.yaml")
     assert "not_before_ns" in (tmp_path / "best.plan.json").read_text()
@@ -180,9 +180,9 @@ def test_what_nothing_says_is_refused(tmp_path: Path) -> None:
         "machine: {devices: {gpu0: {kind: gpu}}}\nworkload: {ops: {a: {duration: 1us}}}\npolicy: in-order\n",
     )
     with pytest.raises(InputError, match="no op has a due date"):
-        find_optimum([plain], limit_ns=LIMIT, what="weighted_tardiness")
+        find_optimum([plain], limit_ns=LIMIT, goal="weighted_tardiness")
     with pytest.raises(InputError, match=r"unknown objective 'energi'; did you mean 'energy'"):
-        find_optimum([plain], limit_ns=LIMIT, what="energi")
+        find_optimum([plain], limit_ns=LIMIT, goal="energi")
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

@@ -305,8 +305,8 @@ def test_every_result_can_be_expected_of_a_run(tmp_path: Path) -> None:
     result = run(tmp_path, "tasks: 4")
     names = {"device": "cpu0", "op": "a", "link": "", "": ""}
     for kind, row in RESULTS.items():
-        if row.of not in ("link", "recovery") and kind != "schedule":  # compared by tests/sim/test_golden.py
-            value = row.get(result.summary, result.trace, names[row.of])
+        if row.part not in ("link", "recovery") and kind != "schedule":  # in tests/sim/test_golden.py
+            value = row.get(result.summary, result.trace, names[row.part])
             others = (
                 *RATES,
                 "weighted_tardiness",

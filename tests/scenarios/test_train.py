@@ -658,7 +658,7 @@ def test_the_change_that_is_offered_fits_and_the_notch_before_it_does_not() -> N
         check_fits(of, peaks(of), 1)
     changes = {change.setting: change for change in changes_that_fit(of)}
     by_batch = next(change for what, change in changes.items() if what.startswith("micro_batch"))
-    smaller = int(by_batch.what.split()[-1])
+    smaller = int(by_batch.setting.split()[-1])
     assert smaller == 2
     assert by_batch.peak <= of.memory  # type: ignore[operator]
     before = replace(of, micro_batch=2 * smaller)

@@ -133,7 +133,7 @@ compare: [in-order]
 def tuner(path: Path, **more: Any) -> Tuner:
     goal = read_goal("makespan", None)
     assert goal is not None
-    return Tuner(Variants(str(path), results=goal.results, whole=False), goal, **more)
+    return Tuner(Variants(str(path), results=goal.results, all_columns=False), goal, **more)
 
 
 @pytest.mark.parametrize(

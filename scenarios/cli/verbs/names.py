@@ -252,7 +252,7 @@ def new(
     if target.exists() and not force:
         raise InputError(f"{target}: is there already; name another file, or replace it with --force")
     text = source.path.read_text(encoding="utf-8")
-    text = fill_template(text, _ask if asks else lambda asked, default, check: default, target)
+    text = fill_template(text, _ask if asks else lambda question, default, check: default, target)
     for path in write_scenario(target, text):
         typer.echo(f"wrote {path}")
     typer.echo(f"\nsim run {target}")

@@ -51,7 +51,7 @@ def schedule(
     from scenarios.file.document import plain_settings
 
     values = plain_settings(sets or (), "order=fifo")
-    options(name)  # an unknown name is told before what is missing
+    options(name)  # reports an unknown name before missing options
     if name != "custom":
         for option, value in (("--ranks", ranks), ("--micro-batches", micro_batches)):
             if value is None:

@@ -97,7 +97,7 @@ def sweep(
     if out is not None:
         say_written(out)
     if plot is not None:
-        drawn = () if goal is None else (goal.what,)
+        drawn = () if goal is None else (goal.result,)
         most = goal is not None and goal.most
         save_picture(sweep_plot(rows, settings, *drawn, most=most), plot)
     show(rows)
@@ -179,16 +179,16 @@ def tune(
     assert goal is not None
     if against is not None:
         read_goal(against, None)
-        if against == goal.what:
+        if against == goal.result:
             raise InputError(f"--against {against}: the search is for it already; name another result")
     levels = None if level is None else next(iter(axes_of([level], "--level").items()))
     results = tuple(dict.fromkeys([*goal.results, *([] if against is None else [against])]))
-    variants = Variants(scenario, sets or (), allowed, results, whole=False)
+    variants = Variants(scenario, sets or (), allowed, results, all_columns=False)
     tick = Ticker("runs")
 
     def tell(tuning: Tuning) -> None:
         best = None if tuning.best is None else tuning.trials[tuning.best].row[goal.column]
-        best_text = "none yet" if best is None else shown_result(goal.what, best)
+        best_text = "none yet" if best is None else shown_result(goal.result, best)
         all_settings = vary and not schedules and level is None
         total = min(budget, tuner.size * len(tuner.seeds)) if all_settings else budget
         tick(tuner.runs, total, f", best {best_text}")
@@ -293,7 +293,7 @@ def optimum(
         raise first
     with progress("searching for the optimum"):
         solution = find_optimum(
-            results, limit_ns=limit_ns, placed=not devices, seed=seed, what=minimise, jobs=jobs
+            results, limit_ns=limit_ns, placed=not devices, seed=seed, goal=minimise, jobs=jobs
         )
     if json:
         print_json(solution.to_json())
@@ -307,7 +307,7 @@ def optimum(
             out,
             best.case,
             best.trace,
-            own=best is results[0] and not policy,
+            is_own=best is results[0] and not policy,
             expect={minimise: unit.show(cost)},
             head="Found by sim optimum: "
             + ("no schedule takes less." if solution.proven else solution.sentence(limit_ns)),
