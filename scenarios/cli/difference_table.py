@@ -99,8 +99,8 @@ def _counts(answer: Answer) -> str:
     if diff.same:
         return f"nothing differs in {diff.a.count_text(diff.pairs.a)}{_beyond(diff)}"
     if not len(diff.pairs.a):
-        each = f"the {diff.a.count_text(diff.only_a)} in A and the {diff.b.count_text(diff.only_b)} in B"
-        return f"none of {each} has the same name: is it the same work?"
+        ops = f"the {diff.a.count_text(diff.only_a)} in A and the {diff.b.count_text(diff.only_b)} in B"
+        return f"none of {ops} has the same name: is it the same work?"
     parts = [f"{int(diff.moved.sum()):,} start at another time"]
     if own_ns is not None and diff.moved.any():
         parts[0] += f", {int((own_ns != 0).sum()):,} of them by themselves"
