@@ -179,14 +179,14 @@ class SharedLink:
         Routes by any distinguishing number.
     flows : int
         Number of flows on these routes.
-    each : int or None
+    per_flow : int or None
         Most that one flow may get.
     """
 
-    __slots__ = ("capacity", "each", "flows", "left", "open_flows", "routes", "seen")
+    __slots__ = ("capacity", "flows", "left", "open_flows", "per_flow", "routes", "seen")
 
     def __init__(self, capacity: int, per_flow: int | None = None) -> None:
-        self.capacity, self.each = capacity, per_flow
+        self.capacity, self.per_flow = capacity, per_flow
         self.routes: dict[int, Route] = {}
         self.flows = 0
         self.left = self.open_flows = 0  # capacity not allocated yet; flows whose rate is not set yet
@@ -237,8 +237,8 @@ def fill(links: Sequence[SharedLink], stamp: int) -> None:
     scale = 1
     for link in links:
         link.left, link.open_flows = link.capacity, link.flows
-        if link.each is not None:
-            link.left = min(link.left, link.each * link.flows)
+        if link.per_flow is not None:
+            link.left = min(link.left, link.per_flow * link.flows)
     while (first := _least(links)) is not None:
         n = first.open_flows
         factor = n // gcd(first.left, n)

@@ -316,7 +316,7 @@ class Carrier:
         self._paces = {link: pace for link, pace in paces.items() if link in self._bandwidth}
         self._flows = FairFlows(context, self._bandwidth, self._on_arrival, self._parts())
         for way in ways:
-            if way.each is not None:
+            if way.per_flow is not None:
                 self._add_connection(way, way.shared[0], self._bandwidth[way.shared[0]])
         self._watched: set[int] = set()  # links whose next change is awaited
         self._changes_in_vain = 0
@@ -340,7 +340,7 @@ class Carrier:
         ways, way_index, bandwidth = find_ways(job, flow)
         if any(way.hops for way in ways):
             return "links that are fifo send chunks one after another"
-        if any(way.each is not None and way.each < bandwidth[way.shared[0]] for way in ways):
+        if any(way.per_flow is not None and way.per_flow < bandwidth[way.shared[0]] for way in ways):
             return "a connection carries more than an independent link gives to one of its messages"
         used = sorted({link for way in ways for link in way.shared})
         number = {link: k for k, link in enumerate(used)}
@@ -368,8 +368,8 @@ class Carrier:
 
     def _add_connection(self, way: Way, connection: int, limit: int) -> None:
         """Let messages of a way share a connection, each limited to the bandwidth of independent links."""
-        self._flows.add_link(connection, limit, way.each)
-        if way.each is not None and (paced := [link for link, _ in way.over if link in self._paces]):
+        self._flows.add_link(connection, limit, way.per_flow)
+        if way.per_flow is not None and (paced := [link for link, _ in way.over if link in self._paces]):
             name = self._context.job.machine.links[paced[0]].name
             raise InputError(
                 f"link {name!r} is independent, and a connection over it shares its bandwidth: it cannot "
@@ -470,8 +470,8 @@ class Carrier:
         channels = self._context.job.machine.channels
         lost = {channels[k] for k in links}
         ways = [*self._ways, *self._ways_of_messages.values()]
-        limited = {way.shared[0] for way in ways if way.each is not None and lost & {k for k, _ in way.over}}
-        for link in sorted(lost & self._bandwidth.keys() | limited):
+        cut = {way.shared[0] for way in ways if way.per_flow is not None and lost & {k for k, _ in way.over}}
+        for link in sorted(lost & self._bandwidth.keys() | cut):
             self._paces.pop(link, None)
             self._flows.change(link, Fraction(0))
 

@@ -186,7 +186,7 @@ class Way(NamedTuple):
     """Size of the largest chunk; None: whole messages."""
     over: tuple[tuple[int, int | None], ...] = ()
     """All links (for a medium its first) with their bandwidths."""
-    each: int | None = None
+    per_flow: int | None = None
     """Most that one message gets over independent links, if it shares only a connection."""
 
     def alone_ns(self, nbytes: int) -> int:
@@ -229,14 +229,14 @@ def find_ways(job: Job, flow: Flow) -> tuple[list[Way], IntArray, dict[int, int]
         if link.bandwidth_bytes_per_s is not None:
             bandwidth[k] = link.bandwidth_bytes_per_s
     routes, way_index = machine.distinct_routes(flow.source, flow.destination, flow.tensor)
-    found: list[Way] = []
+    ways: list[Way] = []
     for source, destination, route in routes:
-        connection = len(machine.links) + len(found)
+        connection = len(machine.links) + len(ways)
         limit = connection_bytes_per_s(machine, source, destination, route)
         if limit is not None:
             bandwidth[connection] = limit
-        found.append(_way(machine, source, destination, route, limit, connection))
-    return found, way_index, bandwidth
+        ways.append(_way(machine, source, destination, route, limit, connection))
+    return ways, way_index, bandwidth
 
 
 def way_of_message(

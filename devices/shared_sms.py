@@ -142,7 +142,7 @@ class SharedSMs:
             self._holding[task.id] = kernel
         task.start_ns = -1
         insort(self._pending[partition], kernel, key=_by_rank)
-        self._soon()
+        self._schedule_dispatch()
         return MANAGED
 
     @property
@@ -155,9 +155,9 @@ class SharedSMs:
         if kernel is not None:
             self._take_back(kernel, kernel.running)
             del self._resident[kernel]
-            self._soon()
+            self._schedule_dispatch()
 
-    def _soon(self) -> None:
+    def _schedule_dispatch(self) -> None:
         """Dispatch once everything that begins and ends at this instant is known."""
         if not self._called:
             self._called = True
@@ -173,9 +173,9 @@ class SharedSMs:
             del self._resident[kernel]
             self._context.finish(kernel.task)
         if self._contended or any(self._pending):
-            self._soon()
+            self._schedule_dispatch()
         else:
-            self._arm()
+            self._set_alarm()
 
     def _catch_up(self, kernel: RunningKernel, now_ns: int) -> None:
         """Update a resident kernel, and take back the SMs that it has left."""
@@ -210,7 +210,7 @@ class SharedSMs:
                 self._serve_first(partition, pending, now)  # once the resident kernels are known
         if self._bandwidth is not None and (self._contended or self._drawn > self._bandwidth):
             self._share(self._bandwidth, now)
-        self._arm()
+        self._set_alarm()
 
     def _dispatch(self, partition: int, pending: list[RunningKernel], now_ns: int) -> None:
         """Give free SMs to pending kernels in order."""
@@ -277,7 +277,7 @@ class SharedSMs:
             else:
                 kernel.set_pace(1, 1)
 
-    def _arm(self) -> None:
+    def _set_alarm(self) -> None:
         """Ring at the next instant at which SMs or bandwidth become free for other kernels."""
         next_ns = NEVER
         for kernel in self._resident:

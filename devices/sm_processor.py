@@ -141,10 +141,10 @@ def _stagger(free: Instants, need: Demand, duration_ns: int, now_ns: int) -> tup
         end = end_of_full + length
         after.append((-(-end // waves), sms))
     after.sort()
-    return begins[0][0] // waves, -(-end // waves), _few(after)
+    return begins[0][0] // waves, -(-end // waves), _merge_instants(after)
 
 
-def _few(instants: Instants) -> Instants:
+def _merge_instants(instants: Instants) -> Instants:
     """Combine SMs that become free at the same instant, and merge the nearest if there are too many."""
     merged: Instants = []
     latest = -1

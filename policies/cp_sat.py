@@ -313,9 +313,9 @@ def solve(solver: Any, written: Written) -> Any:
     Raises
     ------
     KeyboardInterrupt
-        Ctrl-C; it tells what was found so far.
+        Ctrl-C; the message says what was found so far.
     """
-    if threading.current_thread() is not threading.main_thread():  # which alone is told of signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         return solver.solve(written.model)
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(1) as pool:

@@ -85,7 +85,7 @@ _MOST_WAYS: Final = 300
 """Most ways to fill a lane that are followed."""
 
 _MOST_CALLS: Final = 1000
-"""Most of these in all, in one bound."""
+"""Most ways that are followed in all, in one bound."""
 
 _Follow = list[list[tuple[int, int]]]
 
@@ -247,7 +247,7 @@ class Lists:
     ) -> FloatArray:
         """Return keys with some tasks of two lanes exchanged, so that the first gets shorter by so much."""
         enough = log2(4 * int(self.ns[a + b].sum()) / unit + 1)  # so many pairs of sets, and some are exact
-        first, second = (_some(lane, rng, min(_MOST_EXCHANGED, round(enough / 2))) for lane in (a, b))
+        first, second = (_draw_tasks(lane, rng, min(_MOST_EXCHANGED, round(enough / 2))) for lane in (a, b))
         sums_a, sums_b = (_subset_sums(self.ns[tasks].tolist()) for tasks in (first, second))
         (sums, out_sets, fewer), (others, in_sets, more) = sums_a, sums_b
         index = np.searchsorted(sums, others + much)
@@ -281,7 +281,7 @@ def _tails(order: Sequence[int], follow: _Follow, target: int = 0) -> list[int]:
     return tail
 
 
-def _some(lane: Sequence[int], rng: Random, limit: int) -> list[int]:
+def _draw_tasks(lane: Sequence[int], rng: Random, limit: int) -> list[int]:
     """Return some tasks of a lane, often as many as there may be."""
     limit = min(len(lane), limit)
     return rng.sample(lane, limit if rng.random() < 0.5 else rng.randint(limit // 2, limit))
@@ -314,7 +314,7 @@ def _least_ns(head: IntArray, body: IntArray, tail: IntArray, lanes: int) -> int
     """
     longest, order = int((head + body + tail).max(initial=0)), np.argsort(-tail, kind="stable")
     head, body, tail = head[order], body[order], tail[order]
-    for subset in [*(head >= since for since in _some_of(head)), *(tail >= end for end in _some_of(tail))]:
+    for subset in [*(head >= since for since in _pick(head)), *(tail >= end for end in _pick(tail))]:
         first, ns, last = head[subset], body[subset], np.cumsum(np.append(0, tail[subset]))
         if len(ns) > lanes:
             work = np.cumsum(ns)[lanes - 1 :] + last[lanes:] - last[:-lanes]
@@ -423,7 +423,7 @@ def _least_lane(
     return bound
 
 
-def _some_of(values: IntArray) -> IntArray:
+def _pick(values: IntArray) -> IntArray:
     """Return at most `_MOST_SETS` of the different values, the least among them."""
     distinct = np.unique(values)
     return distinct[:: max(1, -(-len(distinct) // _MOST_SETS))]

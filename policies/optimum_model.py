@@ -1,4 +1,4 @@
-"""A job as a constraint problem: when each task begins, whoever decides the order.
+"""A job as a constraint problem: when each task begins, under any policy.
 
 ::
 
@@ -373,7 +373,7 @@ class JobModel:
     def by_lists(self, deadline: float, seed: int = 0) -> Iterator[Timetable]:
         """Yield better timetables with other orders of the tasks, if only these are open (`lists.suits`)."""
         for starts in self.lists.better(self.least_ns, deadline, seed):
-            yield self._timetable(partial(_at, starts.tolist()))
+            yield self._timetable(partial(_start_of, starts.tolist()))
 
     def improve(self, deadline: float, seed: int = 0) -> Iterator[Timetable]:
         """Yield timetables that improve a window of the run that the search began with last."""
@@ -460,7 +460,7 @@ class JobModel:
         return int(ns + self.job.iterations * moved + max(graph.attribute("release").values(), default=0))
 
 
-def _at(starts: Sequence[int], time: Time) -> int:
+def _start_of(starts: Sequence[int], time: Time) -> int:
     return starts[time.index] + time.offset
 
 
@@ -474,8 +474,8 @@ def _without_transfers(job: Job) -> Flow:
 # From the times of a solution to decisions: who takes which task when, and on which stream.
 #
 # Each host thread or worker takes its tasks in the order of the solution, as soon as it can. Nothing then
-# begins later than in the solution, as long as tasks only keep one another waiting: whoever is early is out
-# of the way earlier. Where an op that is early takes what the solution keeps for others, as cores, each waits
+# begins later than in the solution, as long as tasks only keep one another waiting: a task that is early ends
+# earlier. Where an op that is early takes what the solution keeps for others, as cores, each waits
 # for its time.
 
 
@@ -501,7 +501,7 @@ class Follow(ProgramOrder):
         self.by_start, self.waits = by_start, waits
 
     def not_before_ns(self, job: Job) -> IntArray | None:
-        """Return when each task is taken, if that is told."""
+        """Return when each task is taken, if the policy waits for it."""
         if not self.waits:
             return None
         return np.array([row[: len(job.graph)] for row in self.timetable.taken_ns], np.int64).ravel()

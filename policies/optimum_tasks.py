@@ -387,8 +387,8 @@ def _in_order(tasks: Tasks, d: int) -> None:
             tasks.times.after(tasks.start[b][q], tasks.start[a][p] + ns, *conditions)
 
 
-def _links(tasks: Tasks, known: bool) -> list[LinkOrder]:
-    """Let serial links carry one transfer at a time; where it is `known` when, in the order of sending."""
+def _links(tasks: Tasks, timed: bool) -> list[LinkOrder]:
+    """Let serial links carry one transfer at a time; where sending is `timed`, in the order of sending."""
     flow, links = tasks.flow, tasks.machine.links
     if not len(flow.tensor):
         return []
@@ -410,9 +410,9 @@ def _links(tasks: Tasks, known: bool) -> list[LinkOrder]:
     for link in by_link:
         tasks.times.capacity[("link", link)] = 1
     many = sum(len(moved) * (len(moved) - 1) // 2 for moved in by_link.values())
-    known = known and not hosted and many <= _MOST_PAIRS
-    tasks.note(many > 0 and not known, "the order of transfers over a link")
-    if not known:
+    timed = timed and not hosted and many <= _MOST_PAIRS
+    tasks.note(many > 0 and not timed, "the order of transfers over a link")
+    if not timed:
         return []
     pairs = sorted({pair for moved in by_link.values() for pair in itertools.combinations(moved, 2)})
     return _first_come(tasks, pairs, on_purpose=engines or bool(tasks.job.carried.any()))

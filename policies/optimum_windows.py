@@ -104,7 +104,7 @@ class Incumbent:
         """Return the latest times; tasks keep their order on each lane of a resource."""
         columns = (self.later.tolist(), self.earlier.tolist(), self.lag.tolist())
         edges = [(a, b, lag) for a, b, lag in zip(*columns, strict=True) if b >= 0]
-        edges += self._in_line()
+        edges += self._find_neighbours()
         edges += [
             (end.index, begin.index, ns + begin.offset - end.offset)
             for begin, ns, end, literal in self.problem.durations
@@ -122,7 +122,7 @@ class Incumbent:
                     changed = True
         return late
 
-    def _in_line(self) -> list[tuple[int, int, int]]:
+    def _find_neighbours(self) -> list[tuple[int, int, int]]:
         """Return (later, earlier, lag in ns) of neighbours on each lane of each limited resource."""
         lines: list[tuple[int, int, int]] = []
         for resource, capacity in self.problem.capacity.items():
@@ -242,7 +242,7 @@ class FreePart(Written):
     def _choose(self) -> list[int]:
         """Free the literals that are about the window, and about nothing behind it; return them."""
         problem, chosen = self.problem, list[int]()
-        for k in dict.fromkeys(self._about()):
+        for k in dict.fromkeys(self._dependent_literals()):
             orders = [problem.orders[c] for c in self.touching.literals.get(k, ())]
             if not any(self._is_behind(a) or self._is_behind(b) for a, b, _ in orders):
                 self.literals[k] = self.model.new_bool_var(problem.literals[k])
@@ -253,7 +253,7 @@ class FreePart(Written):
             self.clause(problem.any_of[k])
         return chosen
 
-    def _about(self) -> Iterator[int]:
+    def _dependent_literals(self) -> Iterator[int]:
         """Yield the literals that constraints of the window depend on."""
         for time in self.window:
             for k in self.touching.times.get(time, ()):
@@ -304,7 +304,7 @@ def windows(
     ----------
     problem : ScheduleProblem
     activities : sequence of sequence of Time
-        Times that are free together; the first tells where in the schedule they are.
+        Times that are free together; the first says where in the schedule they are.
     deadline : float
         End of the search on the clock of `time.monotonic`, in s.
     seed : int

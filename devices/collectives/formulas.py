@@ -45,7 +45,7 @@ from sim.machine.machine import Machine
 # Which node of a cluster a device is on: what its name begins with.
 #
 #     node3/gpu5    of `nodes: 16`: on node3
-#     rank3/gpu0    a rank of a recorded job, of which nobody wrote down where it was: on none
+#     rank3/gpu0    a rank of a recorded job, its node was not recorded: on none
 
 _NODE_PREFIX: Final = re.compile(r"node\d+(?=/)")
 
@@ -119,7 +119,7 @@ def ring_order(call: Call, machine: Machine) -> IntArray:
     order = _by_rails(call, machine) if call.kind in _IN_ANY_ORDER else list(range(len(call.ranks)))
     sides = _sides(call.ranks, machine)
     if len(sides) > 1:
-        order = min(order, _around(sides), key=lambda ring: _hops(ring, call.ranks, machine))
+        order = min(order, _find_ring(sides), key=lambda ring: _hops(ring, call.ranks, machine))
     root = call.ranks.index(call.root) if call.root in call.ranks else 0
     return np.roll(order, root - order.index(root))
 
@@ -154,7 +154,7 @@ def _sides(ranks: tuple[int, ...], machine: Machine) -> list[_Side]:
     return sides if stride == len(ranks) else []
 
 
-def _around(sides: list[_Side]) -> list[int]:
+def _find_ring(sides: list[_Side]) -> list[int]:
     """Return the positions in a grid of two dimensions or more, all but one hop at most to a neighbour."""
     even = [side for side in sides if side.size % 2 == 0]
     wrapping = [side for side in sides if side.wraps]

@@ -40,8 +40,7 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "time_us": ("time_us", "latency_us", "time"),
     "time_ms": ("time_ms", "latency_ms"),
 }
-"""What a column may be -> the names by which one is known without being told. A ``time`` is in us, as
-nccl-tests prints it."""
+"""Role of a column -> the names by which it is recognised. A ``time`` is in us, as nccl-tests prints it."""
 
 Measurements = Mapping[tuple[str, int], Sequence[tuple[int, float]]]
 """Kind and number of ranks -> sizes in bytes, rising, and the us of each."""

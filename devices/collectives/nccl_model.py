@@ -97,7 +97,7 @@ def taken_us(kind: str, ranks: int, nbytes: int, choice: NcclChoice, rates: Mapp
 
 
 def fitted_us(gpu: str, kind: str, per_node: Sequence[int], nbytes: int, choice: NcclChoice) -> float | None:
-    """Return how long a collective takes by the rates of a GPU; None: nobody measured such a one.
+    """Return how long a collective takes by the rates of a GPU; None: none was measured.
 
     Parameters
     ----------
@@ -320,7 +320,7 @@ def make_collectives(spec: object, origin: Origin = NOWHERE) -> CollectiveModel:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Collectives of a machine preset, where nobody chose a model: NCCL's if it is known, else the formula.
+# Collectives of a machine preset, where the user chose no model: NCCL's if it is known, else the formula.
 #
 #     preset: dgx-h100                     ──►  among GPUs NCCL's choice, channels and times, else the formula
 #     preset: dgx-h100, topology: {...}    ──►  the formula: NCCL's times are those of the preset's network
@@ -352,7 +352,7 @@ class OfPreset:
 
     @property
     def told(self) -> str:
-        """Which model it is, in a line for whoever did not choose it."""
+        """Which model it is, in one line for users who did not choose it."""
         if self.nccl is not None:
             choice = f"NCCL 2.30's choice and times on {self.nccl.gpu}"
         else:

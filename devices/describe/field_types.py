@@ -44,7 +44,7 @@ def _by_spelling(name: str) -> str | None:
 
 
 def sized_dtype(name: str) -> str | None:
-    """Return the short name of a data type, as `dtype_name`; None if nobody knows it, or its size.
+    """Return the short name of a data type, as `dtype_name`; None if it, or its size, is unknown.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def dtype_name(dtype: str) -> str:
     Raises
     ------
     UnknownNameError
-        Nobody knows it; the message has the nearest name.
+        The name is unknown; the message has the nearest one.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def dtype_bits(dtype: str) -> int:
     Raises
     ------
     UnknownNameError
-        A data type that nobody knows.
+        The data type is unknown.
     """
     return BITS[dtype] if dtype in BITS else int(plugins.lookup("sim.dtypes", dtype))
 
@@ -396,7 +396,7 @@ _GENERATIONS: Final = (
     "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "blackwell_ultra", "blackwell_rtx",
     "cdna", "cdna2", "cdna3",
 )  # fmt: skip
-"""Of GPUs whose kernels are told apart (`devices.cost.kernel_fits`)."""
+"""Generations of GPUs with kernel fits of their own (`devices.cost.kernel_fits`)."""
 
 _PEAK: Final = by_key(quantity(units.parse_flop_rate, FLOP_RATE, "989TFLOP/s", unlimited=True), dtype_name)
 _CAPACITY: Final = quantity(units.parse_bytes, BYTES, "80GiB", unlimited=True)

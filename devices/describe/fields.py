@@ -131,15 +131,15 @@ def merge(
     merged = {name: value for name, value in base.items() if name not in lost}
     for name, value in changes.items():
         by_key = name in fields and TYPES[fields[name].type].by_key
-        merged[name] = _over(merged.get(name), value) if by_key else value
+        merged[name] = _merge_value(merged.get(name), value) if by_key else value
     return merged
 
 
-def _over(old: Any, value: Any) -> Any:
+def _merge_value(old: Any, value: Any) -> Any:
     if old is None or not isinstance(value, Mapping):
         return value
     base = old if isinstance(old, Mapping) else {DEFAULT: old}
-    return {**base, **{key: _over(base.get(key), item) for key, item in value.items()}}
+    return {**base, **{key: _merge_value(base.get(key), item) for key, item in value.items()}}
 
 
 def value_at(values: Mapping[str, Any], key: str) -> Any:

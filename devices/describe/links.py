@@ -28,7 +28,7 @@ from sim.machine.links import Link, Routing
 # What a message costs besides latency and bandwidth, by the software that carries it.
 #
 #     local   nothing: memory, NVLink, PCIe
-#     rdma    the network card reads the memory by itself; a message waits for it to be told
+#     rdma    the network card reads the memory by itself; a message waits until it is notified
 #     tcp     a thread of the host copies the bytes through the kernel, as fast as one core can
 #
 # Sources. tcp: 24 us one way for 64 bytes between two Linux servers (Belay et al., "IX: A Protected Dataplane

@@ -280,7 +280,7 @@ def _rails(
         up = {**link, "bandwidth": f"{int(bandwidth * per_leaf / above / n_spines)}B/s"}
     groups = range(-(-len(nodes) // per_leaf))
     if len(groups) * n_rails == 1:
-        n_spines = 0  # one leaf has nobody to talk to
+        n_spines = 0  # a single leaf needs no spine
     for s in range(n_spines):
         wires.switch(f"spine{s}")
     for group, rail in product(groups, range(n_rails)):

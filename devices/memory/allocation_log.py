@@ -9,7 +9,7 @@ Only what cannot be derived later is logged; the rest is summed up at the end::
                  │
                  └─► time_ns, device, change, in_use, requested, reserved, tensor, iteration
 
-A key is ``iteration * n_buffers + buffer``, unless somebody says what keys stand for (`MemoryLog.named`);
+A key is ``iteration * n_buffers + buffer``, unless `MemoryLog.named` says what keys stand for;
 a free is put down as ``~key``, which is below 0. As each key is allocated once, the size of what is freed is
 known from its allocation.
 """
@@ -27,7 +27,7 @@ from sim.base.arrays import UNSET, IntArray
 
 
 class MemoryLog:
-    """Allocations and frees in order; whoever allocates appends to the columns.
+    """Allocations and frees in order; the memory of a run appends to the columns.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class MemoryLog:
     def __init__(self, nbytes: IntArray, device: IntArray, tensor: IntArray, reserved: list[int]) -> None:
         self.nbytes, self.device, self.tensor = nbytes, device, tensor
         self.when, self.key, self.taken = array("q"), array("q"), array("q")
-        # Of which buffer and iteration each key is, where somebody says so; both may still grow.
+        # The buffer and iteration of each key, where they are recorded; both may still grow.
         self.named: tuple[array[int], array[int]] | None = None
         self.resident: list[tuple[int, int, int]] = []  # device, bytes as rounded, tensor: the first rows
         self._marks: list[tuple[int, int, int]] = [(0, device, size) for device, size in enumerate(reserved)]

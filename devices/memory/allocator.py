@@ -1,6 +1,6 @@
 """The base of every allocator: a pure state machine that hands out ranges of addresses.
 
-An allocator holds no clock and never waits. It is told of events and answers with their consequences::
+An allocator holds no clock and never waits. The caller reports events; it answers with their consequences::
 
     try_alloc(nbytes, stream, owner) ──► Block         placed
                                      └─► None          not now: ask again after something is freed
@@ -31,7 +31,7 @@ from sim.base.errors import InputError, InvariantError, OutOfMemoryError
 from sim.base.units import format_bytes
 
 # ----------------------------------------------------------------------------------------------------------
-# Out-of-memory messages that tell a reader without context what to do.
+# Out-of-memory messages, which say what to do to a reader without context.
 #
 # ::
 #
@@ -151,7 +151,7 @@ class Allocator(ABC):
     """Alignment: the size of every block is a multiple of this."""
 
     recording: Recording | None = None
-    """Where a run writes down what it asks for, if somebody wants to know."""
+    """Where a run records its requests, if they are wanted."""
 
     def __init_subclass__(cls) -> None:
         """Set a missing kind to the class name; raise if `alloc` is overridden, which no run calls."""

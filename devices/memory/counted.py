@@ -24,7 +24,7 @@ class CountedAllocator(Allocator):
     alignment : int
         Every allocation takes a multiple of so many bytes.
     asynchronous : bool
-        Whether nobody waits for a free (``cudaFreeAsync``); else who frees waits for an idle device.
+        Whether a free does not wait (``cudaFreeAsync``); otherwise it waits until the device is idle.
     name : str
         The device, in error messages.
 

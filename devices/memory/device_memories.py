@@ -40,7 +40,7 @@ from sim.readiness.rendezvous import transfers_of
 # A view (`sim.graph.views`) has no buffer: who reads it reads the buffer that it is a view of. What a
 # non-strict op reads (`sim.readiness.eligibility`) counts as read by its maker, too, so that it stays until
 # it is made and read. What a switch or another op of control flow passes on (`sim.graph.views`) has no
-# buffer, either; who reads it is told by tokens (`devices.memory.run_memory`).
+# buffer, either; tokens say which ops read it (`devices.memory.run_memory`).
 #
 # A buffer of one iteration has the key ``iteration * n_buffers + buffer``, and a read at distance d the
 # offset ``buffer - d * n_buffers`` to the reader's iteration, whatever that is (as edges have in
@@ -93,7 +93,7 @@ class Buffers(NamedTuple):
 
 
 def make_buffers(job: Job, flow: Flow) -> Buffers:
-    """Return the buffers of `job`; tensors of 0 bytes need none: nobody writes or reads them."""
+    """Return the buffers of `job`; tensors of 0 bytes need none: no op writes or reads them."""
     graph = job.graph
     n, n_tensors, n_transfers = len(graph), graph.n_tensors, len(flow.tensor)
     producer = graph.tensor_producer
@@ -173,7 +173,7 @@ def _own_storage(job: Job, flow: Flow, n_buffers: int) -> IntArray:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a static planner is told: what a device's memory sees when its ops run in program order.
+# The input of a static planner: what a device's memory sees when its ops run in program order.
 #
 # Copies that arrive from other devices, and those that leave, have no place in the program. What is certain
 # is which ops of this device are over before a copy can begin, and which cannot begin before it is over;
@@ -201,7 +201,7 @@ def events_in_order(
     device : int
         Index of the device.
     unread_first : bool
-        Whether outputs that nobody reads are released before the inputs, or after them.
+        Whether outputs that no op reads are released before the inputs, or after them.
     """
     uses = buffers.uses(1)[0].tolist()
     n = len(uses)
@@ -228,7 +228,7 @@ def events_in_order(
             events.append(MemoryEvent("alloc", name[b], int(buffers.nbytes[b]), 0, dtypes[b], b in returned))
 
     def read(node: int) -> list[int]:
-        """Return what nobody reads after it."""
+        """Return the buffers that no op reads after it."""
         read = [b for b in buffers.reads.row(node).tolist() if b >= 0]  # below 0: of an earlier iteration
         local = [b for b in read if buffers.device[b] == device]
         for b in local:
@@ -405,7 +405,7 @@ class DeviceMemories:
         self.log.mark(row, device, reserved + self.apart[device])
 
     def _prepare(self, device: int, allocator: Allocator) -> Allocator:
-        """Return the allocator of a device; it writes down what is asked of it, if somebody wants to know."""
+        """Return the allocator of a device; it records the requests, if they are wanted."""
         if self._recordings is not None:
             allocator.recording = Recording(self._recordings.setdefault(allocator.name, []))
         allocator.first_stream = self.job.machine.first_stream[device]

@@ -6,7 +6,7 @@ them. Running out of memory ends a replay with an error that names the event.
 What the program did is done again. A block that another stream uses (``record_stream``) is free once the
 program has waited for that stream (``synchronise``), or where a simulated run says so (``reached``).
 ``empty_cache`` and a request that failed (``oom``) give cached memory back. What the recorded allocator did
-by itself (``segment_...``) tells what it had reserved (`Replay.recorded`). Where it gave memory back, one of
+by itself (``segment_...``) shows what it had reserved (`Replay.recorded`). Where it gave memory back, one of
 the same kind does so, too, as nothing else in the trace says when: a segment of that size, or all cached
 pages of expandable segments. Where it has no such segment, that is counted (`Replay.not_followed`).
 """

@@ -169,7 +169,7 @@ def plan_greedy(lifetimes: Sequence[Lifetime], alignment: int = 1) -> ArenaPlan:
 # Parameters and inputs have tokens of their own for good. What the program returns never releases its token.
 #
 # =========  ==========================  ========================================  =======================
-# planner    an output that nobody reads  tensors of different data types            what the program returns
+# planner    an output that no op reads  tensors of different data types           what the program returns
 # =========  ==========================  ========================================  =======================
 # ``relay``  is released first            share tokens                               takes a token like others
 # ``relax``  is released last             have a pool each                           is allocated apart
@@ -491,7 +491,7 @@ def _tenants_before(plan: ArenaPlan) -> list[list[int]]:
     """
     ends, tenants = [plan.nbytes], [UNSET]  # of the parts of the arena, in order of addresses
     before: list[list[int]] = []
-    for _ in range(2):  # in the second iteration each has somebody before it
+    for _ in range(2):  # in the second iteration each has a tenant before it
         before = []
         for tensor, (start, lifetime) in enumerate(zip(plan.offsets, plan.lifetimes, strict=True)):
             if not lifetime.nbytes:

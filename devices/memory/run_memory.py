@@ -99,7 +99,7 @@ def _calls(memories: DeviceMemories, journal: Journal) -> tuple[IntArray, IntArr
     took[journal.task[takes]] = np.flatnonzero(takes)
     ended[~journal.task[~takes]] = np.flatnonzero(~takes)
     at_issue = np.tile(memories.reads_at_issue, iterations)
-    # Who makes what, and what of it nobody reads: that goes when its maker has read.
+    # The maker of each buffer; buffers that no op reads are freed once their maker has read its inputs.
     maker = buffers.writes.rows()
     made_by = np.zeros(n, np.int64)
     made_by[buffers.writes.indices] = maker
@@ -124,7 +124,7 @@ def _calls(memories: DeviceMemories, journal: Journal) -> tuple[IntArray, IntArr
 
 
 def _bytes_taken(memories: DeviceMemories, key: IntArray) -> tuple[IntArray, str | None]:
-    """Return the bytes of each allocation as rounded, and whose memory does not suffice, None: nobody's.
+    """Return the rounded bytes of each allocation, and the device whose memory runs short; None: none does.
 
     Counters are not asked: who looks at their log sees whether they were ever above their limit.
     """
@@ -234,7 +234,7 @@ class TensorMemories:
 #
 # Each live output of each task has a key of its own, given out when the task comes to be, and counts who
 # refers to it. The bytes are taken and given back as on a static graph (`devices.memory.tensor_lifetimes`);
-# who refers to them is told by tokens::
+# tokens say which tasks refer to them::
 #
 #     x ──token──► kept for a reader          until the reader has read: at its end, or at its launch
 #                  parked, an invariant       until it is given to an iteration; until the loop is over
@@ -312,7 +312,7 @@ class TokenMemory(TensorMemory):
 
     @property
     def watcher(self) -> TokenWatcher | None:
-        """Who is told where tokens go."""
+        """The object that hears where tokens go."""
         return self
 
     # -- sim.readiness.tokens.TokenWatcher --------------------------------------------------

@@ -63,7 +63,7 @@ class TensorMemory:
         self.offered = buffers.offered
         self.planned = [spec.allocator == "planned" for spec in self.specs]
         self.keyed = bool(rendezvous_keys(job.graph).sends)
-        # Node → what it writes, and nobody reads (in some iterations).
+        # Node → the buffers that it writes and no op reads (in some iterations).
         self.unread = buffers.writers((uses == 0).any(axis=0))
         self.granted: set[int] = set()  # tasks that have their memory and may ask again
         self.synchronising: dict[int, int] = {}  # task → cost: granted, and waiting for an idle device
@@ -98,7 +98,7 @@ class TensorMemory:
 
     @property
     def watcher(self) -> TokenWatcher | None:
-        """Who is told where tokens go: nobody, as there are none."""
+        """The object that hears where tokens go: None, as there are none."""
         return None
 
     # -- what happens ------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class TensorMemory:
         return freed
 
     def release(self, task: Task) -> bool:
-        """`task` ended: free what nobody reads any more; return whether anything became free."""
+        """`task` ended: free what no op reads any more; return whether anything became free."""
         if self.calm and self.launched[task.op]:
             return False
         now_ns = self.context.now_ns
@@ -240,7 +240,7 @@ class TensorMemory:
     def columns(self) -> dict[str, IntArray]:
         """Return the log: one row per allocation (change > 0) or free (change < 0), in order.
 
-        What was offered to Recvs and nobody asked for goes with the run.
+        What was offered to Recvs and not requested is dropped with the run.
         """
         if self.keyed:
             for key, block in enumerate(self.blocks):

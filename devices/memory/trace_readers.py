@@ -1,6 +1,6 @@
 """Readers of allocation traces: neutral JSON lines, and PyTorch's memory snapshots.
 
-The form is told by the content, not by the name: a pickle begins with the byte 0x80, and either may be
+The form is recognised by the content, not by the name: a pickle begins with the byte 0x80, and either may be
 compressed by gzip.
 
 One JSON object a line; `devices.memory.trace_readers` has all of them::
@@ -251,7 +251,7 @@ def _check_memo(data: bytes) -> None:
             if code == b"p":  # PUT
                 _check_slot(int(data[offset + 1 : end]), offset)
             offset = end
-        else:  # the end, a name, or no pickle: whoever loads it says so
+        else:  # the end, a name, or no pickle: loading it reports that
             return
 
 

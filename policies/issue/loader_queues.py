@@ -206,12 +206,12 @@ class LoaderQueues(Policy):
                 self._keeps[issuer.index] = None
             return task
         queue = self._own[issuer.index] or self._queues[issuer.group]
-        task = queue.popleft() if queue else self._open(issuer.group)
+        task = queue.popleft() if queue else self._take_open(issuer.group)
         if task is not None:
             self._on_take(task, issuer)
         return task
 
-    def _open(self, group: int) -> Task | None:
+    def _take_open(self, group: int) -> Task | None:
         """Return a task of a group whose condition holds."""
         for i, task in enumerate(self._gated[group]):
             kind, loader, _ = self._mark[task.op]

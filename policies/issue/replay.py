@@ -1,4 +1,4 @@
-"""Replay: follow a plan, whoever made it.
+"""Replay: follow a plan from any source.
 
 ::
 

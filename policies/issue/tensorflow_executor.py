@@ -133,7 +133,7 @@ CHEAP_KINDS: Final = CONTROL_FLOW_KINDS | {"const", "identity", "no_op", "arg", 
 """Kinds whose kernels are cheap on every device."""
 
 _TRANSMIT: Final = ("send", "recv")
-"""Kinds that run even when dead, to tell the other side."""
+"""Kinds that run even when dead, to notify the other side."""
 
 ASYNCHRONOUS_KINDS: Final = frozenset(
     (
@@ -316,14 +316,14 @@ class TensorFlowExecutor(Policy):
             queues.pop()
         self._current[thread] = queues[-1]
         while not queues[-1]:
-            entry = self._from_pool(pool, thread)
+            entry = self._take_from_pool(pool, thread)
             if not isinstance(entry, list):
                 return entry
             del self._sources[self._source_of[entry[0].op]]
             self._schedule(entry, thread)
         return queues[-1].popleft()
 
-    def _from_pool(self, pool: int, thread: int) -> Task | list[Task] | None:
+    def _take_from_pool(self, pool: int, thread: int) -> Task | list[Task] | None:
         """Return the front of the thread's own deque, else the back of another thread's."""
         if self._pool[thread]:
             return self._pool[thread].popleft()

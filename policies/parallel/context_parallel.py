@@ -125,7 +125,7 @@ class Tokens(ABC):
         has_attention = False
         for record in self.old.in_order(graph):
             if record.name in updates:
-                self.records.make(replace(record, inputs=self._of_all_tokens(record)))
+                self.records.make(replace(record, inputs=self._update_inputs(record)))
             elif record.kind in ("attention", "attention_grad"):
                 has_attention = True
                 for k, nbytes in enumerate(record.outputs):
@@ -138,7 +138,7 @@ class Tokens(ABC):
             message = "has no op of kind attention: nothing to exchange, so use data parallelism"
             raise GraphError(f"graph {graph.name!r} {message}")
 
-    def _of_all_tokens(self, update: OpEntry) -> list[Edge]:
+    def _update_inputs(self, update: OpEntry) -> list[Edge]:
         """Return the inputs of an update; a gradient with a row per token is padded with zero rows."""
         inputs = list(update.inputs)
         for k, (tensor, distance) in enumerate(inputs):

@@ -261,14 +261,14 @@ class MegatronDDP(DataParallel):
     ) -> None:
         super().__init__(ranks)
         self._bucket_size = None if bucket_size is None else self.whole("bucket_size", bucket_size)
-        of = (
+        names = (
             ["grad_reduce"] * overlap
             if isinstance(overlap, bool)
             else name_list(self.name, "overlap", overlap)
         )
-        for name in of:
+        for name in names:
             one_of(self.name, "overlap", name, ("grad_reduce", "param_gather"))
-        self.overlap, self.gather_ahead = "grad_reduce" in of, "param_gather" in of
+        self.overlap, self.gather_ahead = "grad_reduce" in names, "param_gather" in names
         self.distributed = one_of(self.name, "sharding", sharding, ("none", "zero-1")) != "none"
         if self.gather_ahead and not self.distributed:
             message = "param_gather has no effect without sharding: zero-1: nothing is gathered"

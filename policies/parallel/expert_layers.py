@@ -199,7 +199,7 @@ class Layers:
             if record.name in self.layer_of:
                 record.inputs = [(again.get(tensor, tensor), distance) for tensor, distance in record.inputs]
         read_ = {tensor for record in self.step.work for tensor in record.reads}
-        self.step.work = [each for each in self.step.work if each.name not in again or each.name in read_]
+        self.step.work = [op for op in self.step.work if op.name not in again or op.name in read_]
 
     def _sum_locally(self) -> None:
         """Sum the gradients of a tensor where they are computed, before they leave.

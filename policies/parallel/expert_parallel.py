@@ -93,16 +93,16 @@ class OneRank:
         records, all_ops = self.step.records, (*self.step.work, *self.step.updates)
         turns = {record.name: float(turn) for turn, record in enumerate(all_ops)}
         for layer in self.layers.all:
-            self._exchange(layer, turns)
+            self._add_exchanges(layer, turns)
         for record in self.step.work:
-            self._op(record)
+            self._add_op(record)
         for record in self.step.updates:
-            self._update(record)
+            self._add_update(record)
         ops = _in_order(self.made, turns, self.layers)
         read = {tensor for record in ops.values() for tensor in record.reads}
         was_read = {tensor for record in records.ops.values() for tensor in record.reads}
         externals = {
-            name: replace(external, nbytes=round_half_up(external.nbytes * self._copies(name)))
+            name: replace(external, nbytes=round_half_up(external.nbytes * self._n_copies(name)))
             for name, external in records.externals.items()
             if name in read or name not in was_read
         }
@@ -110,17 +110,17 @@ class OneRank:
 
     # -- exchanges ----------------------------------------------------------------------------------------
 
-    def _exchange(self, layer: Layer, turns: dict[str, float]) -> None:
+    def _add_exchanges(self, layer: Layer, turns: dict[str, float]) -> None:
         """Add dispatch and combine, forward and backward."""
-        out, back = self.routing.between[self.place], self.routing.between[:, self.place]
+        sent, returned = self.routing.between[self.place], self.routing.between[:, self.place]
         records = self.step.records
         ops, name = records.ops, layer.name
         moved = self.moved[name] = {}
         ends = (
-            ("dispatch", layer.forward, layer.enters, out, True),
-            ("combine", layer.forward, layer.leaves, back, False),
-            ("combine/grad", layer.backward, layer.grads_enter, out, True),
-            ("dispatch/grad", layer.backward, layer.grads_leave, back, False),
+            ("dispatch", layer.forward, layer.enters, sent, True),
+            ("combine", layer.forward, layer.leaves, returned, False),
+            ("combine/grad", layer.backward, layer.grads_enter, sent, True),
+            ("dispatch/grad", layer.backward, layer.grads_leave, returned, False),
         )
         for action, where, tensors, counts, inwards in ends:
             if not tensors:
@@ -128,14 +128,14 @@ class OneRank:
             op = records.free(f"{name}/{action}")
             turns[op] = turns[where[0]] - 0.5 if inwards else turns[where[-1]] + 0.5
             token_nbytes = self._token_nbytes(layer, tensors)
-            local = [t for t in tensors if self._is_here(layer, t)]
+            local = [t for t in tensors if self._is_local(layer, t)]
             reads, gives = (tensors, local) if inwards else (local, tensors)
-            sizes = [self._arriving(layer, t) if inwards else self._tensor_nbytes(t) for t in gives]
+            sizes = [self._arriving_bytes(layer, t) if inwards else self._tensor_nbytes(t) for t in gives]
             sends = {str(k): nbytes for k, nbytes in enumerate(_bytes_of_tokens(counts, token_nbytes))}
             record = OpEntry(op, "all_to_all", [(t, 0) for t in reads], [], tuple(sizes))
             record.phase, record.dtype = ops[where[0]].phase, ops[where[0]].dtype
             record.bytes_read = sum(sends.values())
-            record.bytes_written = sum(_bytes_of_tokens(back if inwards else out, token_nbytes))
+            record.bytes_written = sum(_bytes_of_tokens(returned if inwards else sent, token_nbytes))
             record.attributes = {"communicator": EXPERTS, "dimension": "ep", "sends": sends}
             record.attributes["stream"] = self.stream
             if action == "dispatch":
@@ -163,7 +163,7 @@ class OneRank:
             return Fraction(self.tokens)
         return Fraction(sum(self._tensor_nbytes(tensor) for tensor in layer.enters), self.token_bytes)
 
-    def _is_here(self, layer: Layer, tensor: str) -> bool:
+    def _is_local(self, layer: Layer, tensor: str) -> bool:
         """Return whether experts of this rank produce or read a tensor."""
         if not layer.expert:
             return True
@@ -174,11 +174,11 @@ class OneRank:
 
     # -- ops ------------------------------------------------------------------------------------------------
 
-    def _op(self, record: OpEntry) -> None:
+    def _add_op(self, record: OpEntry) -> None:
         """Add an op of the graph in this rank's form."""
         layer = self.layers.layer_of.get(record.name)
         if layer is None:
-            self._other_op(record)
+            self._add_other_op(record)
             return
         expert = layer.expert.get(record.name)
         if expert is not None and expert not in self.tokens_of:
@@ -203,16 +203,16 @@ class OneRank:
         result.attributes = self._shape(record, layer, expert, gradient=bool(written))
         self.made[record.name] = result
 
-    def _other_op(self, record: OpEntry) -> None:
+    def _add_other_op(self, record: OpEntry) -> None:
         """Add an op that belongs to no expert, though it may sum their gradients."""
         parameter = self.layers.gradients.get(record.name)
-        copies = Fraction(1) if parameter is None else self._copies(parameter)
+        copies = Fraction(1) if parameter is None else self._n_copies(parameter)
         if copies:
             inputs = [(self.back.get(tensor, tensor), distance) for tensor, distance in record.inputs]
             outputs = tuple(round_half_up(n * copies) for n in record.outputs)
             self.made[record.name] = replace(record.scale(copies), inputs=inputs, outputs=outputs)
 
-    def _update(self, record: OpEntry) -> None:
+    def _add_update(self, record: OpEntry) -> None:
         """Add an update of the parameters on this rank."""
         externals = self.step.records.externals
         expert_names = self.layers.own.keys() & record.reads
@@ -221,8 +221,8 @@ class OneRank:
             return
         names = [parameter.name for parameter in self.step.parameters if parameter.update == record.name]
         total = sum(externals[name].nbytes for name in names)
-        share = sum((externals[name].nbytes * self._copies(name) for name in names), Fraction(0)) / total
-        gone = {t for t in expert_names if not self._copies(t)}
+        share = sum((externals[name].nbytes * self._n_copies(name) for name in names), Fraction(0)) / total
+        gone = {t for t in expert_names if not self._n_copies(t)}
         gone |= {parameter.gradient for parameter in self.step.parameters if parameter.name in gone}
         for tensor in externals.keys() & record.reads:
             if tensor not in names:
@@ -231,7 +231,7 @@ class OneRank:
             inputs = [edge for edge in record.inputs if edge[0] not in gone]
             self.made[record.name] = replace(record.scale(share), inputs=inputs)
 
-    def _copies(self, name: str) -> Fraction:
+    def _n_copies(self, name: str) -> Fraction:
         """Return how many copies a rank has of one parameter, or state, of the graph."""
         if name not in self.copies and name in self.layers.own:
             expert = self.layers.own[name]
@@ -245,7 +245,7 @@ class OneRank:
             return sum(self.tokens_of.values()) / self._all_rows(layer)
         return self.tokens_of[expert] * self.layers.experts / self._all_rows(layer)
 
-    def _arriving(self, layer: Layer, tensor: str) -> int:
+    def _arriving_bytes(self, layer: Layer, tensor: str) -> int:
         """Return the bytes of a tensor that arrive at the experts of this rank."""
         nbytes = self._tensor_nbytes(tensor)
         if not layer.expert:

@@ -172,50 +172,50 @@ class _Form:
         """Return the tokens from each rank to each expert."""
         form, value, options = self._read()
         if form == "tokens":
-            return self._table(value)
+            return self._read_table(value)
         if form == "trace":
             if not isinstance(value, str):
-                raise _wrong(f"trace must be a file; found {value!r}")
+                raise _error(f"trace must be a file; found {value!r}")
             with error_path("routing"):
-                sent = self._of_trace(self.origin.file(value))
-            return self._fitting(sent)
+                sent = self._read_trace(self.origin.file(value))
+            return self._check_counts(sent)
         if self.tokens is None:
             raise InputError("how many tokens has a rank? Only a table or a trace says it", path=("tokens",))
         n = self.tokens * self.ranks
         if n > _MOST_TOKENS:
             raise InputError(f"{n:,} tokens are more than anybody routes", path=("tokens",))
         if form == "one-hot":
-            first, totals = _whole(form, value, self.experts - 1), np.zeros(self.experts, np.int64)
+            first, totals = _whole_number(form, value, self.experts - 1), np.zeros(self.experts, np.int64)
             totals[np.arange(first, first + self.top_k) % self.experts] = n
-            return self._dealt(totals)
+            return self._deal(totals)
         if form == "random":
-            return self._draw(self._weights(0), _whole(form, value))
+            return self._draw(self._weights(0), _whole_number(form, value))
         weights = self._weights(value if form == "zipf" else 0)
         if "seed" in options:
-            return self._draw(weights, _whole("seed", options["seed"]))
-        return self._dealt(self._apportion(weights))
+            return self._draw(weights, _whole_number("seed", options["seed"]))
+        return self._deal(self._apportion(weights))
 
     def _read(self) -> tuple[str, Any, Mapping[str, Any]]:
         if not isinstance(self.given, Mapping):
             if self.given not in ("balanced", "one-hot"):
-                raise _wrong(f"found {self.given!r}{hint(str(self.given), _FORMS)}")
+                raise _error(f"found {self.given!r}{hint(str(self.given), _FORMS)}")
             return str(self.given), 0, {}
         options = dict(self.given)
         forms = [key for key in options if key in _FORMS[1:]]
         if len(forms) != 1:
             strange = next((str(key) for key in options if key not in (*_FORMS, "seed")), None)
             text = ", ".join(map(str, options)) if strange is None else f"{strange!r}{hint(strange, _FORMS)}"
-            raise _wrong(f"found {text}; it takes one of {', '.join(_FORMS[1:])}")
+            raise _error(f"found {text}; it takes one of {', '.join(_FORMS[1:])}")
         value, accepted = options.pop(forms[0]), ["seed"] if forms == ["zipf"] else []
         for key in (key for key in options if key not in accepted):
-            raise _wrong(f"{forms[0]} takes no {key!r}{hint(str(key), accepted)}")
+            raise _error(f"{forms[0]} takes no {key!r}{hint(str(key), accepted)}")
         return forms[0], value, options
 
     def _weights(self, exponent: object) -> list[Fraction]:
         """Return 1/(x + 1)**exponent in decimal arithmetic, which is the same everywhere."""
         number = isinstance(exponent, int | float) and not isinstance(exponent, bool)
         if not number or not 0 <= exponent <= _MOST_EXPONENT:  # type: ignore[operator]
-            raise _wrong(f"zipf must be an exponent from 0 to {_MOST_EXPONENT}; found {exponent!r}")
+            raise _error(f"zipf must be an exponent from 0 to {_MOST_EXPONENT}; found {exponent!r}")
         context = Context(prec=50)
         power = context.minus(Decimal(str(exponent)))
         return [Fraction(context.power(Decimal(x + 1), power)) for x in range(self.experts)]
@@ -241,7 +241,7 @@ class _Form:
         totals[[open_[k] for k in by_remainder[:leftover]]] += 1
         return totals
 
-    def _dealt(self, totals: IntArray) -> IntArray:
+    def _deal(self, totals: IntArray) -> IntArray:
         """Return the tokens of each expert by source rank; each rank has equally many."""
         sent = np.tile(totals // self.ranks, (self.ranks, 1))
         first = 0
@@ -274,27 +274,27 @@ class _Form:
                 row += np.bincount(chosen.ravel(), minlength=self.experts)
         return sent
 
-    def _table(self, value: object) -> IntArray:
+    def _read_table(self, value: object) -> IntArray:
         """Return the tokens of a table: by expert, or by rank and expert."""
         rows = value if isinstance(value, list | tuple) else []
         by_rank = bool(rows) and all(isinstance(row, list | tuple) for row in rows)
         cells = [cell for row in rows for cell in row] if by_rank else list(rows)
         if not cells or not all(type(cell) is int and 0 <= cell <= _MOST_TOKENS for cell in cells):
-            raise _wrong("tokens must be a list of whole numbers, of each expert, or one such list a rank")
+            raise _error("tokens must be a list of whole numbers, of each expert, or one such list a rank")
         lengths = {len(row) for row in rows} if by_rank else {len(rows)}
         if lengths != {self.experts} or (by_rank and len(rows) != self.ranks):
             have = f"{len(rows)} lists of {sorted(lengths)}" if by_rank else f"{len(rows)}"
             message = f"tokens must be {self.experts} numbers, or {self.ranks} lists of them"
-            raise _wrong(f"{message}; found {have}")
+            raise _error(f"{message}; found {have}")
         if by_rank:
-            return self._fitting(np.array(rows, np.int64))
+            return self._check_counts(np.array(rows, np.int64))
         total = sum(cells)
         if total % (self.ranks * self.top_k):
             message = f"tokens are {total:,} choices, which {self.ranks} ranks with top_k {self.top_k} cannot"
-            raise _wrong(f"{message} have made equally")
-        return self._fitting(self._dealt(np.array(cells, np.int64)))
+            raise _error(f"{message} have made equally")
+        return self._check_counts(self._deal(np.array(cells, np.int64)))
 
-    def _of_trace(self, path: Path) -> IntArray:
+    def _read_trace(self, path: Path) -> IntArray:
         """Return the tokens of a trace; without ranks in it, each rank has an equal contiguous part."""
         header, rows = read_table(path)
         chosen = [name for name in header if name.startswith("expert")]
@@ -325,26 +325,26 @@ class _Form:
                 sent[rank][x] += 1
         return np.array(sent, np.int64)
 
-    def _fitting(self, sent: IntArray) -> IntArray:
+    def _check_counts(self, sent: IntArray) -> IntArray:
         """Raise if the counts are not the tokens that the ranks have."""
         chosen = sent.sum(axis=1).tolist()
         tokens = chosen[0] // self.top_k if self.tokens is None else self.tokens
         for rank, count in enumerate(chosen):
             if count != tokens * self.top_k:
                 rule = f"each has {tokens:,} tokens, which go to {self.top_k} experts"
-                raise _wrong(f"rank {rank} sends {count:,}, and {rule}")
+                raise _error(f"rank {rank} sends {count:,}, and {rule}")
         if tokens and int(sent.max()) > tokens:
             rank, x = (int(k) for k in np.argwhere(sent > tokens)[0])
             more = f"rank {rank} sends {int(sent[rank, x]):,} to expert {x}, and has {tokens:,} tokens"
-            raise _wrong(f"{more}; none goes to an expert twice")
+            raise _error(f"{more}; none goes to an expert twice")
         return sent
 
 
-def _whole(name: str, value: object, limit: int = 2**63) -> int:
+def _whole_number(name: str, value: object, limit: int = 2**63) -> int:
     if type(value) is not int or not 0 <= value <= limit:
-        raise _wrong(f"{name} must be a whole number from 0 to {limit}; found {value!r}")
+        raise _error(f"{name} must be a whole number from 0 to {limit}; found {value!r}")
     return value
 
 
-def _wrong(message: str) -> InputError:
+def _error(message: str) -> InputError:
     return InputError(message, path=("routing",))

@@ -166,9 +166,9 @@ class Meets:
                 self.members.setdefault(name, []).append(rank)
                 role_of[name] = role
             self.names.append(row)
-        self._calls = {name: self._of_communicator(name, role) for name, role in role_of.items()}
+        self._calls = {name: self._communicator_calls(name, role) for name, role in role_of.items()}
         self.took = {name: (role_of[name], *calls.values()) for name, calls in self._calls.items()}
-        self.pairs = [self._of_pairs(rank) for rank in range(len(devices))]
+        self.pairs = [self._find_pairs(rank) for rank in range(len(devices))]
 
     def program(self, rank: int) -> _Program:
         """Return the program of a rank."""
@@ -253,7 +253,7 @@ class Meets:
         first_one = self._devices[0]
         return f"its messages take other times than those of {first_one}, or are exchanged with other ranks"
 
-    def _of_communicator(self, name: str, role: Role) -> dict[Hashable, Timing]:
+    def _communicator_calls(self, name: str, role: Role) -> dict[Hashable, Timing]:
         """Return the machine's durations and SMs for the collectives of a communicator."""
         members = sorted(self.members[name], key=self._device.__getitem__)
         ranks = tuple(self._device[r] for r in members)
@@ -280,7 +280,7 @@ class Meets:
             rows.append(tuple(program.own[op]["sends"].get(place, 0) for place in places))
         return tuple(rows)
 
-    def _of_pairs(self, rank: int) -> dict[tuple[int, ...], Pair]:
+    def _find_pairs(self, rank: int) -> dict[tuple[int, ...], Pair]:
         program, pairs = self.program(rank), dict[tuple[int, ...], Pair]()
         for (role, peer, kind), ops in program.pairs.items():
             other = self._ranked.peer({**_as_attributes(role), "peer": peer}, rank)

@@ -521,7 +521,7 @@ class DataParallel(OnRanks):
 
     name: ClassVar[str]
     pipeline_rank = 0
-    """That of the rank for which `step` is called; stages of ops do not tell it, since sums are of others."""
+    """Pipeline rank for which `step` is called; stages of ops do not give it, as sums are of other stages."""
 
     def __init__(self, ranks: int | list[str] | None = None) -> None:
         self.ranks = Ranks() if ranks is None else Ranks.of(self.name, ranks)

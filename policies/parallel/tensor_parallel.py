@@ -195,18 +195,18 @@ class RankWriter:
     def issue(self, record: OpEntry) -> None:
         """Write an op of forward or backward, with the communication before and after it."""
         tensors, pair = record.reads, data_and_weight(self.old, record)
-        states, whole = {self.state_of(tensor) for tensor in tensors}, dict.fromkeys(tensors, WHOLE)
+        states, all_whole = {self.state_of(tensor) for tensor in tensors}, dict.fromkeys(tensors, WHOLE)
         if record.kind in PRODUCTS and pair is not None and pair[1] in self.plan.split:
             self._with_weight(record, *pair)
         elif record.kind in PRODUCTS and pair is None and SPLIT not in states:
             # the gradient of a whole weight, or a product of two whole tensors
             tokens = states == {SEQUENCE} and record.name in self.gradient_of
-            self.write(record, {} if tokens else whole, PART if tokens else WHOLE)
+            self.write(record, {} if tokens else all_whole, PART if tokens else WHOLE)
         elif record.kind == "gather" and self.state_of(tensors[0]) == SPLIT:
             self.write(record, {}, PART, share=False)
         elif self.gradient_of.get(record.name) in self.looked_up and record.kind not in (*PRODUCTS, *LINEAR):
             is_split = self.gradient_of[record.name] in self.plan.split
-            self.write(record, whole, SPLIT if is_split else WHOLE)
+            self.write(record, all_whole, SPLIT if is_split else WHOLE)
         elif SPLIT in states:
             if record.kind in LOSSES:
                 self._loss(record, tensors[0])
@@ -220,10 +220,10 @@ class RankWriter:
                 parts = [tensor for tensor in tensors if self.state_of(tensor) == PART]
                 self.write(record, dict.fromkeys(parts, SEQUENCE), SEQUENCE)
             else:
-                self.write(record, whole, WHOLE)
+                self.write(record, all_whole, WHOLE)
         else:
             self._sum_parts(record)
-            self.write(record, whole, WHOLE)
+            self.write(record, all_whole, WHOLE)
 
     def _with_weight(self, record: OpEntry, data: str, weight: str) -> None:
         """Write a product with a weight that is split over ranks."""

@@ -111,7 +111,7 @@ class TensorPlan:
             for name in self.product:
                 self._pair(name)
         if vocabulary:
-            self._words(listed=bool(listed))
+            self._split_vocabulary(listed=bool(listed))
         for name, role in self.role.items():
             self.split.add(self.product[name][1])
             if role != "row":
@@ -124,14 +124,14 @@ class TensorPlan:
 
     def _pair(self, name: str) -> None:
         """Make a product a row if columns lead to it."""
-        columns = list(self._behind(self.product[name][0]))
+        columns = list(self._find_products(self.product[name][0]))
         if name in self.role or not columns:
             return
-        ahead = list(self._ahead(columns))
+        ahead = list(self._find_readers(columns))
         rows = [name, *(op.name for op, tensor in ahead if tensor == self._data(op) and op.name != name)]
-        reason = self._hinders(columns, ahead)
+        reason = self._find_obstacle(columns, ahead)
         for product in (*columns, *rows):
-            reason = reason or self._uneven(product, "row" if product in rows else "column")
+            reason = reason or self._find_remainder(product, "row" if product in rows else "column")
         if reason is None:
             self.role |= {**dict.fromkeys(columns, "column"), **dict.fromkeys(rows, "row")}
             for product in (*columns, *rows):
@@ -139,7 +139,7 @@ class TensorPlan:
         else:
             self.whole |= {product: reason for product in (*columns, name) if product not in self.role}
 
-    def _behind(self, tensor: str) -> Iterator[str]:
+    def _find_products(self, tensor: str) -> Iterator[str]:
         """Yield the products with weights, not rows, from which local ops compute a tensor."""
         stack, seen = [tensor], set[str]()
         while stack:
@@ -153,7 +153,7 @@ class TensorPlan:
             elif producer.kind in _LOCAL:
                 stack += [source for source, distance in producer.inputs if not distance]
 
-    def _ahead(self, products: Sequence[str]) -> Iterator[tuple[OpEntry, str]]:
+    def _find_readers(self, products: Sequence[str]) -> Iterator[tuple[OpEntry, str]]:
         """Yield the forward ops reached from products through local ops, with the tensor each reads."""
         stack = [self.records.ops[name] for name in products]
         seen = {record.name for record in stack}
@@ -172,7 +172,7 @@ class TensorPlan:
     def _data(self, record: OpEntry) -> str | None:
         return self.product[record.name][0] if record.name in self.product else None
 
-    def _hinders(self, columns: Sequence[str], ahead: Sequence[tuple[OpEntry, str]]) -> str | None:
+    def _find_obstacle(self, columns: Sequence[str], ahead: Sequence[tuple[OpEntry, str]]) -> str | None:
         """Return why the outputs of columns cannot stay split up to the rows."""
         local = [reader for reader, _ in ahead if reader.name not in self.product]
         split = {op.tensor(k) for op in local for k in range(len(op.outputs))} | {*columns}
@@ -190,7 +190,7 @@ class TensorPlan:
                         return f"it meets {other!r}, which is not split"
         return None
 
-    def _uneven(self, name: str, role: str) -> str | None:
+    def _find_remainder(self, name: str, role: str) -> str | None:
         """Return why a weight cannot be split evenly."""
         record, weight = self.records.ops[name], self.product[name][1]
         n = elements(self.records.externals[weight].nbytes, record.dtype)
@@ -203,7 +203,7 @@ class TensorPlan:
         """Split the parameters that have one number per column of a product."""
         record = self.records.ops[name]
         biases = [tensor for tensor, _ in record.inputs[2:]]
-        for reader, _ in self._ahead([name]):
+        for reader, _ in self._find_readers([name]):
             if reader.kind in _WITH_COLUMNS:
                 biases += [tensor for tensor, _ in reader.inputs]
         for tensor in biases:
@@ -224,15 +224,15 @@ class TensorPlan:
                 for name in names:
                     if self.role.get(name, role) != role:
                         raise InputError(f"{name!r} is both a column and a row")
-                    if (reason := self._uneven(name, role)) is not None:
+                    if (reason := self._find_remainder(name, role)) is not None:
                         raise InputError(f"{name!r}: {reason}")
                     self.role[name] = role
         for name, role in self.role.items():
-            columns = list(self._behind(self.product[name][0])) if role == "row" else [name]
+            columns = list(self._find_products(self.product[name][0])) if role == "row" else [name]
             if not any(self.role.get(column) == "column" for column in columns):
                 raise InputError(f"no column leads to {name!r}", path=("split",))
 
-    def _words(self, *, listed: bool) -> None:
+    def _split_vocabulary(self, *, listed: bool) -> None:
         """Split heads and embedding tables by words."""
         lookups = [op for op in self.forward if op.kind == "gather" and len(op.inputs) > 1]
         tables = {op.name: op.reads[0] for op in lookups if self.records.is_parameter(op.reads[0])}
@@ -255,7 +255,7 @@ class TensorPlan:
         """Return whether only losses, or no ops, read the output of a product."""
         if self.records.ops[name].attributes.get("n", 0) % self.t:
             return False
-        for reader, _ in self._ahead([name]):
+        for reader, _ in self._find_readers([name]):
             unsplit = [t for t in reader.reads if t in self.trained and t not in self.split]
             if reader.kind not in (*LOSSES, *_VIEWS, "bias_add", "add") or len(unsplit) > 2:
                 return False

@@ -288,7 +288,7 @@ class Modules:
         }
         modules = {ROOT: Module(ROOT)}
         for index, record in enumerate(step.work):
-            name = self._of(record)
+            name = self._module_of(record)
             if name is not None:
                 module = modules.setdefault(name, Module(name))
                 (module.forward if index < self.turn else module.backward).append(index)
@@ -299,7 +299,7 @@ class Modules:
             raise InputError(f"no op that reads a parameter has a name that matches {wrap}", path=("wrap",))
         for index, record in enumerate(step.work[self.turn :], start=self.turn):
             for producer in step.records.makers(record.inputs):
-                name = self._of(producer) if producer.phase != "F" else None
+                name = self._module_of(producer) if producer.phase != "F" else None
                 if name is not None and name in modules and index not in modules[name].backward:
                     modules[name].gives_on = True
         for module in self.all:
@@ -316,7 +316,7 @@ class Modules:
         match = self.pattern.search(record.name) if self.pattern else None
         return match.group() if match else ROOT
 
-    def _of(self, record: OpEntry) -> str | None:
+    def _module_of(self, record: OpEntry) -> str | None:
         """Return the module of an op; None: it has none."""
         by_gradient = (self.of_gradient[tensor] for tensor in record.tensors if tensor in self.of_gradient)
         read = (self.of_parameter[tensor] for tensor in record.reads if tensor in self.of_parameter)

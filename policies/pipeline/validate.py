@@ -142,7 +142,7 @@ def problems(schedule: Schedule) -> list[str]:
     for rank, program in enumerate(schedule.programs):
         for position, slot in enumerate(program):
             for action in slot.parts:
-                if problem := _out_of_range(schedule, action):
+                if problem := _find_range_error(schedule, action):
                     issues.append(f"rank {rank}, position {position}: {problem}")
                 else:
                     places.setdefault(action, []).append((rank, position))
@@ -158,7 +158,7 @@ def problems(schedule: Schedule) -> list[str]:
                 issues.append(f"{action} is impossible on rank {rank} (position {position}): {reason}")
     for stage in range(schedule.stages):
         for k in range(schedule.micro_batches):
-            issues += _incomplete(schedule, stage, k, places)
+            issues += _check_cell(schedule, stage, k, places)
     return issues
 
 
@@ -245,7 +245,7 @@ def _circle(waits: dict[int, int]) -> str:
     return f"the circle: {chain}; one of these ranks must run what it is asked for earlier"
 
 
-def _out_of_range(schedule: Schedule, action: Action) -> str | None:
+def _find_range_error(schedule: Schedule, action: Action) -> str | None:
     for noun, these, number, size in (
         ("stage", "stages", action.stage, schedule.stages),
         ("micro-batch", "they", action.micro_batch, schedule.micro_batches),
@@ -255,7 +255,7 @@ def _out_of_range(schedule: Schedule, action: Action) -> str | None:
     return None
 
 
-def _incomplete(schedule: Schedule, stage: int, k: int, places: dict[Action, list[Place]]) -> Iterator[str]:
+def _check_cell(schedule: Schedule, stage: int, k: int, places: dict[Action, list[Place]]) -> Iterator[str]:
     """Yield what one micro-batch of one stage lacks or repeats: F once, and either B or I with W."""
     has = Counter(phase for phase in PHASES if Action(stage, phase, k) in places)
     rank = schedule.rank_of(stage, k)

@@ -112,9 +112,9 @@ class Problem:
     @cached_property
     def _travel(self) -> list[list[Travel | None]]:
         """How each device sends to each other one; None: there is no route."""
-        return [[self._between(a, b) for b in range(self.n_devices)] for a in range(self.n_devices)]
+        return [[self._travel_between(a, b) for b in range(self.n_devices)] for a in range(self.n_devices)]
 
-    def _between(self, a: int, b: int) -> Travel | None:
+    def _travel_between(self, a: int, b: int) -> Travel | None:
         try:
             return Travel.between(self.machine, a, b)
         except InfeasibleError:
@@ -183,7 +183,7 @@ def merged_in_groups(graph: Graph, initial: list[_T], merge: Callable[[_T, _T], 
             op = leader[op]
         return op
 
-    for op, other in _together(graph):
+    for op, other in _colocated_pairs(graph):
         a, b = find(op), find(other)
         if a != b:
             values[min(a, b)] = merge(values[b], values[a])
@@ -191,7 +191,7 @@ def merged_in_groups(graph: Graph, initial: list[_T], merge: Callable[[_T, _T], 
     return [values[find(op)] for op in range(len(graph))]
 
 
-def _together(graph: Graph) -> Iterator[tuple[int, int]]:
+def _colocated_pairs(graph: Graph) -> Iterator[tuple[int, int]]:
     """Yield pairs of ops that share a device: each op and the first op with one of its labels."""
     labels = graph.attribute("colocate")
     first_with: dict[str, int] = {}

@@ -221,7 +221,7 @@ class Backward:
         else:
             output = [op.name] if op.kind in SEVERAL else []
             work = SEVERAL.get(op.kind, Fraction(len(inputs)))
-            self._together(op, f"{op.kind}_grad", [*dy, *op.reads, *output], inputs, work)
+            self._add_joint(op, f"{op.kind}_grad", [*dy, *op.reads, *output], inputs, work)
 
     # -- rules ------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Backward:
     def _place(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
         index = PLACED[op.kind]
         reads = [dy[0], *op.reads[index : index + 1]]
-        self._together(op, f"{op.kind}_grad", reads, inputs, Fraction(0))
+        self._add_joint(op, f"{op.kind}_grad", reads, inputs, Fraction(0))
 
     def _embedding(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
         """Sum the rows of ``dy`` by index; further tables (positions) get sums over the batch."""
@@ -322,7 +322,7 @@ class Backward:
                 view.attributes, view.bytes_read, view.bytes_written = {"view_of": 0}, 0, 0
                 self._give(op, tensor, view.name)
             return
-        grad = self._together(op, MOVEMENTS[op.kind], dy, inputs, Fraction(0))
+        grad = self._add_joint(op, MOVEMENTS[op.kind], dy, inputs, Fraction(0))
         if grad.kind in ("reduce_sum", "resize_grad"):  # each tap of a resize adds, once multiplied
             grad.flops = max(op.flops, elements(self._nbytes(dy[0]), op.dtype))
         elif grad.kind in ("slice", "split", "unpack"):  # a part is a view of the whole
@@ -335,21 +335,21 @@ class Backward:
         work, kept_of = FUNCTIONS[op.kind]
         saved = {"x": op.reads, "y": [op.name]}
         reads = [*dy, *(tensor for letter in kept_of for tensor in saved[letter])]
-        self._together(op, f"{op.kind}_grad", reads, inputs, work)
+        self._add_joint(op, f"{op.kind}_grad", reads, inputs, work)
 
     def _batch_norm(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
         if not op.attributes.get("training_mode"):
             op.attributes["training_mode"] = True
             op.flops = op.flops * 7 // 2
         reads = [dy[0], *(tensor for _, (tensor, _) in differentiable(op))]
-        self._together(op, "batch_norm_grad", reads, inputs, Fraction(9, 7))
+        self._add_joint(op, "batch_norm_grad", reads, inputs, Fraction(9, 7))
 
     def _keep(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
         grad = self.add(op, f"{op.name}/grad", "mul", [dy[0], op.tensor(1)], (op.outputs[1],))
         grad.flops = elements(op.outputs[1], op.dtype)
         self._give(op, inputs[0][1], grad.name)
 
-    def _together(
+    def _add_joint(
         self, op: OpEntry, kind: str, reads: Sequence[str], inputs: list[tuple[int, str]], work: Fraction
     ) -> OpEntry:
         """Build all gradients of an op as one op."""
@@ -508,7 +508,7 @@ class TrainingRewrite:
                 raise UnknownNameError("parameter", name, trained)
         trained.difference_update(self.frozen)
         order = records.in_order(graph)
-        active = _active(order, trained)
+        active = _find_active(order, trained)
         loss = self._loss(records, active)
         backward = Backward(records, active, loss)
         for record in reversed(order):
@@ -586,7 +586,7 @@ def _cast(cast: OpEntry, readers: Mapping[str, OpEntry], nbytes: int) -> tuple[i
     return n, exact or next((dtype for dtype in ("fp64", "fp32", "bf16") if n * _ITEM[dtype] == nbytes), None)
 
 
-def _active(order: Sequence[OpEntry], trained: set[str]) -> set[str]:
+def _find_active(order: Sequence[OpEntry], trained: set[str]) -> set[str]:
     """Return the tensors that depend on a trained parameter and so have a gradient."""
     active = set(trained)
     for record in order:

@@ -5,7 +5,7 @@ Two families of patterns::
     remapper      matmul or conv  + bias_add            (+ relu, relu6, elu, tanh, sigmoid, gelu)
                   conv            + batch_norm          (+ relu ...)
     elementwise   any tree of elementwise ops; reductions (norms, softmax, sums) with what makes or takes
-                  their rows; an op that reads nothing else, whoever else reads the same
+                  their rows; an op that reads nothing else, even if others read the same
 
         a ──┐               a ──┐ ┌─────────────┐ ┌─► norm            the sum leaves the kernel, too,
         b ──┴► sum ─► norm  b ──┴─┤ sum and norm├─┴─► sum ─► ...      if others read it

@@ -149,7 +149,7 @@ class _Walk:
         return name
 
     def _drop_unread(self) -> None:
-        """Remove the graph's transposes that nobody reads now; what follows one follows what that reads."""
+        """Remove the graph's transposes that no op reads now; what follows one will follow its producer."""
         ops = self.records.ops
         read_ = {tensor for op in ops.values() if op.name not in self.given for tensor in op.reads}
         for name in reversed(self.given):

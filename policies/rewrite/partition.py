@@ -193,10 +193,10 @@ class _Cut:
             for device in dict.fromkeys(str(record.device) for record in ops):
                 if self.by_key or condition is None or device != condition.device:
                     first = next(record for record in ops if record.device == device)
-                    outer = self._outside(structure.parent[frame], ops_in, first, enter)
+                    outer = self._outer_start(structure.parent[frame], ops_in, first, enter)
                     self._control_loop(frame, condition, enter, first, outer)
 
-    def _outside(
+    def _outer_start(
         self, parent: int, ops_in: list[list[OpEntry]], first: OpEntry, enter: OpEntry
     ) -> list[Edge]:
         """Return the start of a loop's control nodes: none outside all loops, else the outer iteration."""

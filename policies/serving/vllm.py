@@ -127,8 +127,8 @@ class Vllm019(Batcher):
             index += 1
             if in_flight and computed + 2 - in_flight >= request.prompt + request.output:
                 continue  # the step in flight is its last
-            known = request.prompt + request.outputs
-            count = known + request.drafts + in_flight - computed
+            total = request.prompt + request.outputs
+            count = total + request.drafts + in_flight - computed
             if count > 1:
                 count = min(count, threshold or count, budget)
             if computed + count > longest:
@@ -147,10 +147,10 @@ class Vllm019(Batcher):
                     if victim is request:
                         return budget
             if end // size > request.published:
-                self._publish(request, min(end, known))
+                self._publish(request, min(end, total))
             if request.drafts:
-                if end > known:
-                    step.drafts[request] = end - known
+                if end > total:
+                    step.drafts[request] = end - total
                 request.drafts = 0
             tokens[request] = count
             budget -= count
