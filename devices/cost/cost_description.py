@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
@@ -88,40 +88,52 @@ def make_cost(
                 f"fitted, {{NAME: parameters}} of a plugin, or a list of these"
             )
 
-    def build_one(name: str, parameters: Any) -> CostModel:
-        if name == "roofline":
-            given = {} if parameters is None else read_fields(parameters, _ROOFLINE, "roofline")
-            return _roofline({**values, **given}, peak_share, bandwidth_share)
-        if name == "tiles" and values.get("kind") == "npu":
-            return _tiles(values)
-        if name == "fixed":
-            read = read_part("fixed", TYPES["duration by kind"].read, parameters)
-            scaled = {kind: round_half_up(ns * slowdown) for kind, ns in read.items()}
-            return FixedCost(scaled.pop(DEFAULT, None), scaled)
-        if name == "table":
-            from devices.cost.calibration import load_tables
+    def roofline(parameters: Any) -> CostModel:
+        given = {} if parameters is None else read_fields(parameters, _ROOFLINE, "roofline")
+        return _roofline({**values, **given}, peak_share, bandwidth_share)
 
-            files = [parameters] if isinstance(parameters, str) else parameters
-            with error_path("table"):
-                files = TYPES["words"].read(files)
-            found = (load_tables(origin.file(file)) for file in files)
-            return TableCost(tuple(table for tables in found for table in tables))
-        if name == "fitted":
-            with error_path("fitted"):
-                return _make_fitted(values, parameters, peak_share, origin)
-        return _plugin(name, parameters, values, origin)
+    def fixed_durations(parameters: Any) -> CostModel:
+        read = read_part("fixed", TYPES["duration by kind"].read, parameters)
+        scaled = {kind: round_half_up(ns * slowdown) for kind, ns in read.items()}
+        return FixedCost(scaled.pop(DEFAULT, None), scaled)
+
+    def measured_tables(parameters: Any) -> CostModel:
+        from devices.cost.calibration import load_tables
+
+        files = [parameters] if isinstance(parameters, str) else parameters
+        with error_path("table"):
+            files = TYPES["words"].read(files)
+        found = (load_tables(origin.file(file)) for file in files)
+        return TableCost(tuple(table for tables in found for table in tables))
+
+    def fitted_kernels(parameters: Any) -> CostModel:
+        with error_path("fitted"):
+            return _make_fitted(values, parameters, peak_share, origin)
+
+    built_in: dict[str, Callable[[Any], CostModel]] = {
+        "fitted": fitted_kernels,
+        "fixed": fixed_durations,
+        "roofline": roofline,
+        "table": measured_tables,
+    }
+    if values.get("kind") == "npu":
+        built_in["tiles"] = lambda _: _tiles(values)
+
+    def build_one(name: str, parameters: Any) -> CostModel:
+        if name in built_in:
+            return built_in[name](parameters)
+        try:
+            make = origin.lookup("sim.costs", name)
+        except UnknownNameError as error:
+            raise UnknownNameError(error.what, name, [*error.known, *built_in]) from None
+        return _from_plugin(make, name, parameters, values)
 
     with error_path("cost"):
         return build(spec)
 
 
-def _plugin(name: str, parameters: Any, values: Mapping[str, Any], origin: plugins.Origin) -> CostModel:
+def _from_plugin(make: Any, name: str, parameters: Any, values: Mapping[str, Any]) -> CostModel:
     """Return the cost model of a plugin, once it can be called as it is going to be."""
-    try:
-        make = origin.lookup("sim.costs", name)
-    except UnknownNameError as error:
-        known = [*error.known, "fitted", "fixed", "roofline", "table"]
-        raise UnknownNameError(error.what, name, known) from None
     require_call(f"the cost model {name!r}", make, "parameters", "device")
     made: CostModel = make(parameters, values)
     what = f"what the cost model {name!r} makes"

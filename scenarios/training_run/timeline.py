@@ -129,6 +129,7 @@ def timeline(lives: Mapping[str, Life]) -> Figure:
         plain(ax, f"{name}: goodput {100 * lives[name].goodput:.1f}%")
         ax.label_outer()
         kinds |= {run_bars.kinds[kind] for kind in np.unique(run_bars.kind)}
+        kinds |= {state for state, _, _ in lives[name].timeline}  # also those too short to see: saving
     entries = [Entry(kind, (kind,), (colour,)) for kind, colour in _COLOURS.items() if kind in kinds]
     add_legend(figure, handles_of(entries, _COLOURS), alone=True)
     return figure

@@ -14,7 +14,7 @@ from scenario_texts import write
 
 from policies.recovery import RestartJob
 from scenarios.training_run.lifecycle import live
-from scenarios.training_run.plan import Checkpoints, Failure, SlowDown, TrainingPlan
+from scenarios.training_run.plan import Checkpoints, Failure, Life, SlowDown, TrainingPlan
 from scenarios.training_run.timeline import lanes_of, timeline
 from sim.base import plugins
 
@@ -213,6 +213,12 @@ def test_a_step_on_another_number_of_gpus_is_told(tmp_path: Path, devices: str, 
     path = write(tmp_path, f"workload: {step}\ntraining_run: {{steps: 5, workers: 2, {devices} {causes}}}\n")
     says = "the step is on 4 GPUs, but devices that may fail are 2 workers' with "
     assert (says in sim("run", path).stderr) == told
+
+
+def test_a_state_too_short_to_see_is_in_the_legend() -> None:
+    states = [("computing", 0, 10**14), ("saving", 10**14, 10**14 + 1), ("computing", 10**14 + 1, 10**15)]
+    figure = timeline({"long": Life([], [], {}, states, end_ns=10**15)})
+    assert "saving" in [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
 def test_the_timeline_is_drawn(tmp_path: Path) -> None:
