@@ -387,6 +387,27 @@ def need_whole(thing: object, owner: str, needed: str, optional: str = "", least
             raise InputError(f"{owner}: {name} should be a whole number from {least} on, not {number!r}")
 
 
+def need_types(thing: object, owner: str, **types: type | tuple[type, ...]) -> None:
+    """Raise on attributes of `thing` that are of none of their types; the message names the first of them.
+
+    Raises
+    ------
+    InputError
+        The error is about the first such attribute.
+
+    Examples
+    --------
+    >>> need_types(slice("9"), "link 'wire'", stop=int)
+    Traceback (most recent call last):
+    sim.base.errors.InputError: link 'wire': stop should be of type int, not '9'
+    """
+    for name, expected in types.items():
+        value = getattr(thing, name)
+        if not isinstance(value, expected):
+            first = expected[0] if isinstance(expected, tuple) else expected
+            raise InputError(f"{owner}: {name} should be of type {first.__name__}, not {clip_repr(value)}")
+
+
 def whole_numbers(
     answer: Any,
     source: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.base.arrays import FloatArray, IntArray
 from sim.base.errors import InputError
-from sim.base.options import need_whole
+from sim.base.options import need_types, need_whole
 from sim.graph.graph import Graph
 
 if TYPE_CHECKING:
@@ -108,6 +108,12 @@ class Details:
     corun_exempt: frozenset[str] = frozenset()
     wake_ns: int = 0
     power: Power | None = None
+
+    def __post_init__(self) -> None:
+        """Raise on invalid numbers."""
+        needed = "event_record_ns event_wait_ns wake_ns max_resident blocks_per_sm queues_per_core"
+        optional = "sms dram_bytes_per_s copy_engines graph_launch_ns graph_gap_ns intra_op_pool"
+        need_whole(self, "details", needed, optional)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -237,10 +243,11 @@ class Device:
         return self.processor is None or self.counts_cores
 
     def __post_init__(self) -> None:
-        """Raise on invalid numbers."""
+        """Raise on invalid numbers and types."""
         owner, numbers = f"device {self.name!r}", "issue_ns launch_latency_ns gap_ns event_ns cores workers"
         need_whole(self, owner, numbers, optional="memory_bytes")
         need_whole(self, owner, "streams cores_per_op", optional="queue_depth staging_bytes_per_s", least=1)
+        need_types(self, owner, name=str, kind=str, details=Details, kinds=(Set, type(None)), pageable=bool)
         by_kind = self.issue_ns_by_kind
         costs = by_kind.values() if isinstance(by_kind, Mapping) else [None]
         if not all(isinstance(ns, int | float | np.integer) and ns >= 0 and ns % 1 == 0 for ns in costs):

@@ -9,8 +9,8 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
-from sim.base.errors import InfeasibleError
-from sim.base.options import need_whole
+from sim.base.errors import InfeasibleError, UnknownNameError
+from sim.base.options import need_types, need_whole
 from sim.machine.task import Task
 
 
@@ -66,8 +66,10 @@ class Link:
     chunk_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise on invalid numbers."""
+        """Raise on invalid numbers and types."""
         owner = f"link {self.name!r}"
+        words = {"name": str, "source": str, "destination": str, "sharing": str, "medium": str}
+        need_types(self, owner, **words, rendezvous=bool, host_copies=bool)
         need_whole(self, owner, "latency_ns overhead_ns")
         rates = "bandwidth_bytes_per_s connection_bytes_per_s chunk_bytes"
         need_whole(self, owner, "", optional=rates, least=1)
@@ -151,6 +153,13 @@ class Routing:
     kind: str = "shortest"
     seed: int = 0
     given: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise on an unknown kind and on wrong types."""
+        need_whole(self, "routing", "seed")
+        need_types(self, "routing", given=Mapping)
+        if self.kind not in ("shortest", "ecmp"):
+            raise UnknownNameError("routing", self.kind, ("shortest", "ecmp"))
 
 
 SHORTEST: Final = Routing()

@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.base.arrays import IntArray, distinct_rows
 from sim.base.errors import InputError, UnknownNameError, clip_repr
-from sim.base.options import need_whole
+from sim.base.options import need_types, need_whole, require_call
 from sim.base.units import format_bytes, format_count, format_duration
 from sim.machine.communicators import CollectiveModel
 from sim.machine.device import Device
@@ -202,6 +202,14 @@ class Machine:
             value = getattr(self, attribute)
             if not isinstance(value, Sequence) or not all(isinstance(entry, kind) for entry in value):
                 raise InputError(f"{attribute} should be a tuple of {kind.__name__}, not {clip_repr(value)}")
+        need_types(self, "machine", routing=Routing, folding=(Folding, type(None)), resources=Mapping)
+        for name, number in self.resources.items():
+            if not isinstance(number, int | np.integer) or number < 0:
+                raise InputError(f"resources: {name} should be a whole number from 0 on, not {number!r}")
+        if self.collectives is not None:
+            require_call("the model of collectives", self.collectives, "call", "machine", method="time_ns")
+        if self.network is not None:
+            require_call("the network", self.network, "machine", "context")
         if not self.devices:
             raise InputError("a machine needs at least one device")
         names = [d.name for d in self.devices] + [link.name for link in self.links]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -20,8 +21,10 @@ from devices.describe.fields import (
 from devices.kinds import speedup
 from devices.machine import described_devices, make_device, make_machine
 from policies.issue.ready_queue import ReadyQueue
-from sim import GraphBuilder, Machine, simulate
+from sim import Device, GraphBuilder, Link, Machine, simulate
 from sim.base.errors import InputError, UnitError, UnknownNameError
+from sim.machine.device import Details
+from sim.machine.links import Routing
 
 
 def test_a_bare_cpu_is_ideal() -> None:
@@ -354,3 +357,34 @@ def test_merge_leaves_its_arguments_alone() -> None:
     assert base == {"peak": {"fp32": "1TFLOP/s"}}
     with pytest.raises(UnknownNameError):
         read_fields({"pak": 1}, DEVICE_FIELDS, "x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "message"),
+    [
+        (
+            Device,
+            {"details": {"copy_engines": 2}},
+            "device 'd': details should be of type Details, not {'cop",
+        ),
+        (Device, {"kinds": "matmul"}, "device 'd': kinds should be of type Set, not 'matmul'"),
+        (Details, {"copy_engines": "2"}, "details: copy_engines should be a whole number from 0 on, not '2'"),
+        (Link, {"destination": Device("b")}, "link 'l': destination should be of type str, not Device"),
+        (Link, {"rendezvous": "no"}, "link 'l': rendezvous should be of type bool, not 'no'"),
+        (Routing, {"kind": "ecpm"}, "unknown routing 'ecpm'; did you mean 'ecmp'"),
+        (Machine, {"routing": "ecmp"}, "machine: routing should be of type Routing, not 'ecmp'"),
+        (Machine, {"collectives": "nccl"}, "should have a method time_ns(call, machine); str has none"),
+        (Machine, {"network": "shared"}, "the network should be callable with (machine, context); found str"),
+        (Machine, {"resources": ["crane"]}, "machine: resources should be of type Mapping, not ['crane']"),
+        (
+            Machine,
+            {"resources": {"crane": 1.5}},
+            "resources: crane should be a whole number from 0 on, not 1",
+        ),
+    ],
+)
+def test_wrong_types_in_python_are_refused(kind: Any, wrong: dict[str, Any], message: str) -> None:
+    one = {"name": "l", "source": "a", "destination": "b"}
+    right = {Device: {"name": "d"}, Link: one, Machine: {"devices": (Device("d"),)}}.get(kind, {})
+    with pytest.raises(InputError, match=re.escape(message)):
+        kind(**{**right, **wrong})
