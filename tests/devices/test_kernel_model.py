@@ -255,6 +255,9 @@ def test_a_gpu_that_is_like_a_lender_is_met_through_it() -> None:
 
     alone = shift_model(model, few, sheet, ns[:12])
     assert off(shift_model(model, few, sheet, ns[:12], lenders)) < 0.75 * off(alone) < 0.75 * off(model)
+    as_modelled = shift_model(model, few, sheet, model.predict(few, sheet)[0], lenders).shift
+    assert as_modelled is not None
+    assert as_modelled.shares.sum() < 0.05
 
 
 def test_far_from_measured_layers_a_model_is_less_sure() -> None:
@@ -267,8 +270,10 @@ def test_far_from_measured_layers_a_model_is_less_sure() -> None:
     assert width == pytest.approx([0.3, np.hypot(0.3, 0.4 * np.log2(1.5)), 0.5, 0.5, 0.5])
     few = {**sizes, "heads": sizes["heads"][-2:]}
     moved = shift_model(model, few, fits_.sheet, 1.5 * ns[-2:])
+    near_only = shift_model(replace(model, away=0.0), few, fits_.sheet, 1.5 * ns[-2:])
     assert moved.shift is not None
-    assert moved.shift.prior == pytest.approx(0.3)
+    assert near_only.shift is not None
+    assert moved.shift.weights.tolist() == near_only.shift.weights.tolist()
     near = 0.3 * moved.shift.narrower
     after = [near, np.hypot(near, 0.4 * np.log2(1.5)), np.hypot(near, 0.4), near, near]
     assert moved.predict(sizes, fits_.sheet)[1] == pytest.approx(after)
