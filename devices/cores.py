@@ -255,7 +255,7 @@ def least_ns(
     pool, threads_per_op = device.details.intra_op_pool, device.cores_per_op
     assert pool is not None
     base = speedup(Fraction(threads_per_op))
-    # On t threads an op uses t * alone / speedup(t) times its duration of thread time.
+    # On t threads an op uses t * base / speedup(t) times its duration of thread time.
     best = min(t * base / speedup(Fraction(t)) for t in range(1, threads_per_op + 1))
     on_device = (job.device_of == job.machine.device_index(device.name)) & ~job.meets
     work = int(np.sum(duration_ns[on_device] * runs[on_device]))

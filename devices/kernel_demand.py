@@ -310,7 +310,7 @@ class RunningKernel:
         return freed
 
     def set_pace(self, share: int, whole: int) -> None:
-        """Go on at ``share / of`` of full speed; time must be up to date."""
+        """Go on at ``share / whole`` of full speed; time must be up to date."""
         if self._pace == (share, whole):
             return
         self._pace = (share, whole)

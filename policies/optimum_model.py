@@ -475,8 +475,7 @@ def _without_transfers(job: Job) -> Flow:
 #
 # Each host thread or worker takes its tasks in the order of the solution, as soon as it can. Nothing then
 # begins later than in the solution, as long as tasks only keep one another waiting: a task that is early ends
-# earlier. Where an op that is early takes what the solution keeps for others, as cores, each waits
-# for its time.
+# early. Where an early op takes what the solution keeps for others, such as cores, each waits for its time.
 
 
 class Follow(ProgramOrder):

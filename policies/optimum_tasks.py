@@ -96,7 +96,7 @@ class Tasks:
     def departs(
         self, i: int, tensor: int, a: int, b: int, produced: Time, travel_ns: int, *conditions: Any
     ) -> Time | None:
-        """Return when a tensor leaves `a` for `b`, if that is `given`; None: no serial link is on the way.
+        """Return when a tensor leaves `a` for `b`, if `conditions` hold; None: no serial link is on the way.
 
         It has each of them for itself meanwhile. Who goes first is open.
         """

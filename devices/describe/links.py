@@ -191,8 +191,8 @@ def make_links(
         specs = [merge(spec, {}, LINK_FIELDS, ideal=ideal) for spec in _list(base)]
         n_base = len(specs)
         named = {spec["name"]: i for i, spec in enumerate(specs) if "name" in spec}
-        change_of: dict[int, int] = {}  # index in specs → in `over`
-        single: dict[int, Mapping[str, Any]] = {}  # index in `over` → change of single links
+        change_of: dict[int, int] = {}  # index in specs → in `changes`
+        single: dict[int, Mapping[str, Any]] = {}  # index in `changes` → change of single links
         for i, spec in enumerate(_list(changes)):
             if not isinstance(spec.get("name"), str) or not spec.keys().isdisjoint(("from", "to")):
                 change_of[len(specs)] = i

@@ -379,7 +379,7 @@ class Ranked:
         added : mapping of str to int
             Sizes of the added dimensions.
         program : callable
-            ``program(one, grid, at)`` returns the new program of a rank at given coordinates, from `one`.
+            ``program(one, grid, coords)`` returns the new program of a rank at these coordinates, from `one`.
         names : tuple of str, optional
             Names of the devices.
         varies : iterable of str

@@ -464,7 +464,7 @@ def exchange(
     after: Iterable[str | Edge | None] = (),
     **attributes: Any,
 ) -> OpEntry:
-    """Return a collective related to op `op`, with `nbytes` as the collective counts them."""
+    """Return a collective related to `op`, with `nbytes` as the collective counts them."""
     record = op.like(name, kind, dict.fromkeys(reads), outputs, after=_edges(after), bytes_read=nbytes)
     record.attributes = {"stream": COMPUTE, "nbytes": nbytes, **attributes}
     return record
