@@ -327,6 +327,8 @@ class Backward:
             grad.flops = max(op.flops, elements(self._nbytes(dy[0]), op.dtype))
         elif grad.kind in ("slice", "split", "unpack"):  # a part is a view of the whole
             grad.bytes_read = grad.bytes_written
+        elif grad.kind == "dropout":  # and the mask
+            grad.bytes_read += op.bytes_written - sum(op.outputs)
         if op.attributes.get("view_of") is not None and len(dy) == len(inputs) == 1:
             grad.attributes = {"view_of": 0}
             grad.bytes_read = grad.bytes_written = 0

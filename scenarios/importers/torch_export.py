@@ -457,6 +457,8 @@ def _build(program: Any, name: str, dtype: str | None, trained: Mapping[str, str
         read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
         computing = [*_values(node), *read]  # operands of several types are brought to that of the result
         record = op_arguments(facts, where, attributes, has_formula=facts.kind in COSTS)
+        if operator_name(node.target).endswith("dropout") and facts.kind == "mul":  # a mask, a byte each
+            record |= {"kind": "dropout", "bytes_written": record["bytes_written"] + facts.output.elements}
         if (base := _updated_tensor(node)) is not node:  # later readers read what is written here
             record["outputs"] = [fact.nbytes for fact in _facts([base], dtype)]
             record["attributes"]["view_of"] = tensors.index(node.args[0])

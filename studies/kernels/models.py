@@ -78,7 +78,7 @@ def _op(row: Any, training: bool) -> _Op | None:
     if row.op == "call_module":
         name = row.target.split(".")[-1].lower()
         if "drop" in name:
-            return _Op("dropout", {}, read, written) if training else None
+            return _Op("dropout", {}, read, written + prod(out)) if training else None  # and a mask
         if name.startswith(("layernorm", "ln_")):
             return _Op("layer_norm", {"rows": sizes[0] // width, "columns": width}, read, written)
         if len(out) > len(inputs[0]):

@@ -103,6 +103,16 @@ def test_the_backward_of_a_recurrent_op_is_twice_its_forward() -> None:
     assert made["y/grad"].flops == 2000
 
 
+def test_gradients_of_dropout_read_its_mask() -> None:
+    """Here 25 bytes beside the 100 of the result."""
+    ops: dict[str, Any] = {
+        "a": {"kind": "matmul", "inputs": ["x", "w"], "outputs": 100},
+        "y": {"kind": "dropout", "inputs": ["a"], "outputs": 100, "bytes_read": 100, "bytes_written": 125},
+    }
+    made = records(TrainingRewrite().apply(layers(ops, {"w": 400})))["y/grad"]
+    assert (made.kind, made.bytes_read, made.bytes_written) == ("dropout", 125, 100)
+
+
 def test_gradients_of_views_have_the_size_of_what_is_viewed() -> None:
     """Those of a split are joined, that of a slice is padded, those of copies are summed up."""
     view = {"kind": "identity", "attributes": {"view_of": 0}}
