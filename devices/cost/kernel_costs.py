@@ -77,11 +77,11 @@ runs again and again. Beyond what tables are off, kinds of op of BERT in fp32 on
 _PLANAR: Final = 1.4
 """How many times as long a convolution of 1 x 1 takes on NCHW as on NHWC: it is a product of rows of pixels,
 and no tensor is converted."""
-_NATIVE_TAP, _NATIVE_TAP_HALVES = 50, 30
-"""Flop that PyTorch's own depthwise kernels take for each weight of each output, in 32 and 16 bits: 205 G of
-these a second on an RTX 2080 Ti (pytorch#18631), 293 G on a V100 (pytorch#40801, three passes); ConvMixer on
-RTX 3090 and 4090. For 3 x 3 and 5 x 5 in fp16 it takes cuDNN's (aten/src/ATen/native/Convolution.cpp), which
-memory bounds, at two thirds of its rate."""
+_NATIVE_TAP, _NATIVE_TAP_GRAD, _NATIVE_TAP_HALVES = 36, 53, 30
+"""Flop that PyTorch's own depthwise kernels take for each weight of each output, in 32 bits, of gradients
+and in 16 bits. A V100 does 312 and 372 G a second forward (two EfficientNets in fp32, DeepLearningExamples),
+and in three passes 293 (pytorch#40801); ConvMixer on RTX 3090 and 4090. For 3 x 3 and 5 x 5 in fp16 it takes
+cuDNN's (aten/src/ATen/native/Convolution.cpp), which memory bounds, at two thirds of its rate."""
 _OF_NHWC: Final = (1, 4, 8, 16, 32)  # channels of a group; others gain nothing (RegNets, unlike ResNeXts)
 _TAP_SUMS: Final = 5.0
 """How many times as long as forward the gradient of a depthwise convolution by its few weights takes in fp16:
@@ -282,7 +282,8 @@ def _depthwise(rows: BoolArray, s: Sizes, way: str, dtype: str, nhwc: BoolArray)
     """Return depthwise convolutions: cuDNN's pass over a tensor more, PyTorch's own compute slowly."""
     _, (read, weights, made), _ = implicit_product(s)
     of_cudnn = nhwc | np.isin(s["kernel_h"], (3, 5)) & (s["kernel_h"] == s["kernel_w"]) & (dtype == "fp16")
-    native = _NATIVE_TAP_HALVES if ELEMENT_BYTES[dtype] == 2 else _NATIVE_TAP
+    wide = _NATIVE_TAP if way == "forward" else _NATIVE_TAP_GRAD
+    native = _NATIVE_TAP_HALVES if ELEMENT_BYTES[dtype] == 2 else wide
     flops = s["kernel_h"] * s["kernel_w"] * np.where(of_cudnn, 2, native)
     operands = (read + weights) / made + np.where(of_cudnn, 1, 0)
     moved = {"elements": made, "operands": operands, "element_flops": flops}

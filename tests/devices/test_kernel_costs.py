@@ -202,13 +202,13 @@ def test_a_product_on_volta_is_not_one_of_a_batch(n: int, k: int, ms: float) -> 
     assert of_many > 1.04 * ms
 
 
-@pytest.mark.parametrize(("size", "best"), [(2048, 77.6), (8192, 94.9)])
-def test_products_on_volta_are_those_of_a_v100(size: int, best: float) -> None:
-    """A V100's TFLOP/s in fp16 as PyTorch has them (mli/transformers-benchmarks), which no fit saw."""
+@pytest.mark.parametrize(("size", "best", "rel"), [(2048, 77.6, 0.17), (8192, 94.9, 0.03)])
+def test_products_on_volta_are_those_of_a_v100(size: int, best: float, rel: float) -> None:
+    """A V100's TFLOP/s in fp16 as PyTorch has them, which sums in fp32 (mli/transformers-benchmarks)."""
     fits = KernelFits(load_fits("v100-sxm").sheet)  # as a card without a preset
     assert fits.lender("products", "fp16") == ("v100-sxm", "fp16")
     ns, _ = fits.predict("products", "fp16", m=size, n=size, k=size)
-    assert 2 * size**3 / ns[0] / 1e3 == pytest.approx(best, rel=0.22)
+    assert 2 * size**3 / ns[0] / 1e3 == pytest.approx(best, rel=rel)
 
 
 def test_pytorchs_attention_on_hopper_has_the_instructions_of_ampere() -> None:
@@ -420,12 +420,13 @@ def test_narrow_groups_share_a_tile() -> None:
 
 
 def test_depthwise_convolutions_are_bound_by_memory_and_in_fp32_by_the_taps() -> None:
-    """V100, fp32: 293 G taps a second (pytorch#40801). RTX 3090, fp16: MobileNet v1 as a whole is 0.093 ms an
-    image, which leaves all of its depthwise ones 0.02 ms. cuDNN has no kernel of 7 x 7, nor any in bf16.
+    """V100, fp32: 312, 372 G taps a second (EfficientNet B0, B4). RTX 3090, fp16: MobileNet v1 has 0.093 ms
+    an image, of which its depthwise ones have 0.02 ms. cuDNN has no kernel of 7 x 7, nor any in bf16.
     """
     sizes = {**PLAIN, "batch": 32, "in_channels": 128, "out_channels": 128, "group": 128}
     numbers = 32 * 128 * 56 * 56
-    assert numbers * 9 / ns_of("conv", "fp32", "v100-sxm", sizes) == pytest.approx(293, rel=0.2)
+    assert numbers * 9 / ns_of("conv", "fp32", "v100-sxm", sizes) == pytest.approx(342, rel=0.09)
+    assert ns_of("conv_grad", "fp32", "v100-sxm", sizes) > 2.8 * ns_of("conv", "fp32", "v100-sxm", sizes)
     assert 4 * numbers / ns_of("conv", "fp16", "a100-sxm-80", sizes) == pytest.approx(1200, rel=0.1)
     assert ns_of("conv", "bf16", "a100-sxm-80", sizes) > 2 * ns_of("conv", "fp16", "a100-sxm-80", sizes)
     wide = sizes | {"kernel_shape": [7, 7], "pads": [3, 3, 3, 3]}
