@@ -84,10 +84,10 @@ class Calibration:
         found: dict[str, dict[str, CostTable]] = {}
         for table in self.tables:
             axes, measured = [Axis(name) for name in table["axes"]], self.what_was_measured(table["context"])
-            made = CostTable.from_rows(
+            cost_table = CostTable.from_rows(
                 self.device, table["kind"], axes, table["rows"], self.provenance, measured=measured
             )
-            found.setdefault(table["context"], {})[made.kind] = made
+            found.setdefault(table["context"], {})[cost_table.kind] = cost_table
         return found
 
 

@@ -75,8 +75,8 @@ def make_cost(
         else:
             spec = "roofline"
 
-    def build(spec: object, *at: int) -> CostModel:
-        with error_path(*at):
+    def build(spec: object, *place: int) -> CostModel:
+        with error_path(*place):
             if isinstance(spec, str):
                 return build_one(spec, None)
             if isinstance(spec, Sequence):
@@ -135,12 +135,12 @@ def make_cost(
 def _from_plugin(make: Any, name: str, parameters: Any, values: Mapping[str, Any]) -> CostModel:
     """Return the cost model of a plugin, once it can be called as it is going to be."""
     require_call(f"the cost model {name!r}", make, "parameters", "device")
-    made: CostModel = make(parameters, values)
-    what = f"what the cost model {name!r} makes"
-    require_call(what, made, "graph", "device", method="durations_ns")
-    if not isinstance(made, CostModel):
-        raise InputError(f"{what}, a {type(made).__name__}, should extend sim.machine.device.CostModel")
-    return made
+    model: CostModel = make(parameters, values)
+    maker = f"what the cost model {name!r} makes"
+    require_call(maker, model, "graph", "device", method="durations_ns")
+    if not isinstance(model, CostModel):
+        raise InputError(f"{maker}, a {type(model).__name__}, should extend sim.machine.device.CostModel")
+    return model
 
 
 def _make_fitted(
@@ -171,11 +171,11 @@ def _make_fitted(
     others = frozenset(kind for loss in _LOSSES for kind in values.get(loss) or {})
     least_ns = max(1, values.get("kernel_floor") or 0)
     unmoved = KernelFits(sheet_of(values, float(peak_share)), name)
-    made = FittedCost(unmoved, values.get("dtype", "fp32"), others, least_ns)
+    model = FittedCost(unmoved, values.get("dtype", "fp32"), others, least_ns)
     if kernels is None:
-        return made
-    measured = made.as_measured(*read_kernels(origin.file(kernels)), values.get("gap") or 0)
-    return replace(made, fits=KernelFits(unmoved.sheet, name, tuple(measured)))
+        return model
+    measured = model.as_measured(*read_kernels(origin.file(kernels)), values.get("gap") or 0)
+    return replace(model, fits=KernelFits(unmoved.sheet, name, tuple(measured)))
 
 
 _OF_CORES: Final = ("scratchpad", "vector.scratchpad", "matrix.peak", "vector.peak", "core_bandwidth")
@@ -243,8 +243,8 @@ def _hardware(values: Mapping[str, Any]) -> str:
 
     ``ideal: true`` asks for the ideal, and a loss given for all kinds of op says what the user thinks of it.
     """
-    told = values.get("ideal") or any(DEFAULT in (values.get(name) or {}) for name in _LOSSES)
-    return values.get("preset", "") if values.get("kind") in ("gpu", "npu") and not told else ""
+    is_ideal = values.get("ideal") or any(DEFAULT in (values.get(name) or {}) for name in _LOSSES)
+    return values.get("preset", "") if values.get("kind") in ("gpu", "npu") and not is_ideal else ""
 
 
 def _efficiencies(values: Mapping[str, Any]) -> dict[str, KindEfficiency]:
@@ -252,7 +252,7 @@ def _efficiencies(values: Mapping[str, Any]) -> dict[str, KindEfficiency]:
 
     def of(kind: str) -> KindEfficiency:
         losses = zip(given, (1, 1, 0), strict=True)
-        compute, memory, overhead_ns = (by.get(kind, by.get(DEFAULT, ideal)) for by, ideal in losses)
+        compute, memory, overhead_ns = (loss.get(kind, loss.get(DEFAULT, ideal)) for loss, ideal in losses)
         return KindEfficiency(float(compute), float(memory), overhead_ns)
 
     return {kind: of(kind) for kind in (DEFAULT, *chain(*given))}

@@ -345,8 +345,8 @@ class RooflineCost(CostModel):
         for rows, kind, dtype, _ in self._roofs(graph):
             if not {dtype, DEFAULT} & rates and (dtype not in INDICES or kind in MATRIX_KINDS):
                 lent = f"at the rate of fp32, as peak has none for {dtype}"
-                how = lent if rates else "in no time, as peak is not given"
-                found.setdefault((dtype, how), []).extend(rows[graph.flops[rows] > 0].tolist())
+                substitute = lent if rates else "in no time, as peak is not given"
+                found.setdefault((dtype, substitute), []).extend(rows[graph.flops[rows] > 0].tolist())
         return found
 
     def why_not(self, graph: Graph, op: int, device: Device) -> str | None:
@@ -417,8 +417,8 @@ class TableCost(CostModel):
                 if covered[op] and _is_measured(given, axes)
             }
             if sizes:
-                asked = dict(zip(axes, np.array([*sizes.values()], np.int64).T, strict=True))
-                duration_ns[[*sizes]] = table.measured.alone_ns(np.asarray(table.lookup(**asked)), device)
+                shapes = dict(zip(axes, np.array([*sizes.values()], np.int64).T, strict=True))
+                duration_ns[[*sizes]] = table.measured.alone_ns(np.asarray(table.lookup(**shapes)), device)
         return duration_ns
 
 
@@ -427,8 +427,9 @@ def _is_measured(attributes: Mapping[str, Any], axes: Sequence[str]) -> bool:
     if not all(isinstance(attributes.get(axis), int) for axis in axes):
         return False
     if "seq_len" in axes:
-        own = "kv_len" in axes or attributes.get("kv_len", attributes["seq_len"]) == attributes["seq_len"]
-        return own and ("causal" in axes or attributes.get("causal", True) is not False)
+        seq_len = attributes["seq_len"]
+        whole = "kv_len" in axes or attributes.get("kv_len", seq_len) == seq_len
+        return whole and ("causal" in axes or attributes.get("causal", True) is not False)
     return "m" not in axes or "batch" in axes or "batch" not in attributes
 
 

@@ -173,8 +173,8 @@ def nearest_rows(points: FloatArray, queries: FloatArray, count: int) -> IntArra
     squared = np.round(squared, 9)
     limit = np.partition(squared, count - 1, axis=1)[:, count - 1 : count]
     nearer, tied = squared < limit, squared == limit
-    wanted = count - nearer.sum(axis=1, keepdims=True)
-    chosen = nearer | (tied & (np.cumsum(tied, axis=1) <= wanted))
+    n_ties = count - nearer.sum(axis=1, keepdims=True)
+    chosen = nearer | (tied & (np.cumsum(tied, axis=1) <= n_ties))
     return np.nonzero(chosen)[1].reshape(len(queries), count)
 
 
@@ -288,9 +288,9 @@ class Kriging:
 
 def _variance(weights: FloatArray, to_query: FloatArray, between: FloatArray) -> FloatArray:
     """Return kriging's variance of the estimates: by geometry alone, per unit of the variogram."""
-    own = _RIDGE * (1 + (weights**2).sum(axis=1))  # of the query and of the neighbours
+    alone = _RIDGE * (1 + (weights**2).sum(axis=1))  # of the query and of the neighbours
     among = (weights[:, None, :] @ between @ weights[:, :, None])[:, 0, 0]
-    return np.asarray(np.maximum(own + 2 * (weights * to_query).sum(axis=1) - among, 0))
+    return np.asarray(np.maximum(alone + 2 * (weights * to_query).sum(axis=1) - among, 0))
 
 
 def _contradiction(weights: FloatArray, inverse: FloatArray, deviation: FloatArray) -> FloatArray:
@@ -300,9 +300,9 @@ def _contradiction(weights: FloatArray, inverse: FloatArray, deviation: FloatArr
     and the variance 1 / (K^-1)_ii. A point that the others do not determine has a 0 there, and says nothing.
     """
     pull = (inverse @ deviation[:, :, None])[:, :, 0]
-    own = np.diagonal(inverse, axis1=1, axis2=2)
-    known = own > _DETERMINED
-    ratio = np.where(known, pull**2 / np.where(known, own, 1), 0)
+    certainty = np.diagonal(inverse, axis1=1, axis2=2)
+    known = certainty > _DETERMINED
+    ratio = np.where(known, pull**2 / np.where(known, certainty, 1), 0)
     share = np.abs(weights)
     return np.asarray((share * ratio).sum(axis=1) / share.sum(axis=1))  # weights add up to 1: never 0
 
@@ -510,8 +510,8 @@ class CostTable:
         for name, column in zip(names, columns, strict=True):
             if column.size and column.dtype.kind not in "iu":
                 raise InputError(f"{name} must be whole, not {column.dtype}")
-        asked = np.stack([column.astype(np.int64).ravel() for column in columns], axis=1)
-        distinct, back = np.unique(asked, axis=0, return_inverse=True)
+        shapes = np.stack([column.astype(np.int64).ravel() for column in columns], axis=1)
+        distinct, back = np.unique(shapes, axis=0, return_inverse=True)
         estimate = self.estimate(distinct)
         where, rough = f"the table of {self.kind!r} on {self.device!r}", estimate.rough & ~estimate.outside
         if estimate.outside.any():
@@ -535,12 +535,12 @@ class CostTable:
         found = estimate.latency_ns[back.ravel()].reshape(columns[0].shape)
         return int(found) if found.ndim == 0 else found
 
-    def estimate(self, asked: IntArray) -> Estimate:
+    def estimate(self, shapes: IntArray) -> Estimate:
         """Return the latencies of shapes, and how sure they are, without a warning.
 
         Parameters
         ----------
-        asked : ndarray of int64, shape (n, axes)
+        shapes : ndarray of int64, shape (n, axes)
             Shapes, in the order of the axes.
 
         Raises
@@ -549,13 +549,13 @@ class CostTable:
             A size is not positive, or a variant was never measured.
         """
         for column, axis in enumerate(self.axes):
-            if axis.scale == "log" and len(asked) and int(asked[:, column].min()) <= 0:
-                raise InputError(f"{axis.name} is {int(asked[:, column].min())}; it must be positive")
-        measured, known = self._measured, list(map(tuple, asked.tolist()))
+            if axis.scale == "log" and len(shapes) and int(shapes[:, column].min()) <= 0:
+                raise InputError(f"{axis.name} is {int(shapes[:, column].min())}; it must be positive")
+        measured, known = self._measured, list(map(tuple, shapes.tolist()))
         latency = np.array([measured.get(shape, 0) for shape in known], dtype=np.int64)
-        log_ns, error, outside = np.zeros(len(asked)), np.zeros(len(asked)), np.zeros(len(asked), np.bool_)
+        log_ns, error, outside = np.zeros(len(shapes)), np.zeros(len(shapes)), np.zeros(len(shapes), np.bool_)
         missing = np.flatnonzero(latency == 0).tolist()
-        rows_of = group_pairs((tuple(asked[row, self._exact].tolist()), row) for row in missing)
+        rows_of = group_pairs((tuple(shapes[row, self._exact].tolist()), row) for row in missing)
         for key, rows in rows_of.items():
             if key not in self._variants:
                 names = [self.axes[column].name for column in self._exact]
@@ -567,16 +567,16 @@ class CostTable:
                     f"the table of {self.kind!r} on {self.device!r} has no measurement with {shown[0]}, and "
                     f"nothing can be said between variants. Measured: {'; '.join(shown[1:])}"
                 )
-            log_ns[rows], outside[rows], error[rows] = self._variants[key].at(self._position(asked[rows]))
+            log_ns[rows], outside[rows], error[rows] = self._variants[key].at(self._position(shapes[rows]))
         if log_ns.max(initial=0) > _LOG_LIMIT:
-            worst = asked[int(log_ns.argmax())].tolist()
+            worst = shapes[int(log_ns.argmax())].tolist()
             raise InputError(f"the table of {self.kind!r} extrapolates to over 292 years at {worst}")
         estimated = np.floor(np.exp(log_ns) + 0.5).astype(np.int64)
         return Estimate(np.where(latency > 0, latency, estimated), outside, error)
 
-    def _in_words(self, asked: IntArray) -> str:
+    def _in_words(self, shapes: IntArray) -> str:
         """Return the first of some shapes in words, and how many more there are."""
-        sizes = zip(self.axes, asked[0].tolist(), strict=True)
+        sizes = zip(self.axes, shapes[0].tolist(), strict=True)
         first = ", ".join(f"{axis.name}={size}" for axis, size in sizes)
-        others = len(asked) - 1
+        others = len(shapes) - 1
         return first + (f" and {others} other shape{'' if others == 1 else 's'}" if others else "")

@@ -113,33 +113,33 @@ def warn_of_unused_tables(job: Job) -> None:
     UnusedTableWarning
         With the first thing that stands in the way.
     """
-    graph, used, why = job.graph, set[tuple[Any, ...]](), dict[tuple[Any, ...], tuple[str, str]]()
+    graph, used, obstacles = job.graph, set[tuple[Any, ...]](), dict[tuple[Any, ...], tuple[str, str]]()
     alike: dict[int, list[int]] = {}  # devices of a count have one cost model
     for index, device in enumerate(job.machine.devices):
         if any(isinstance(m, TableCost) or _own_kernels(m) for m in models_of(device.cost)):
             alike.setdefault(id(device.cost), []).append(index)
     for indices in alike.values():
-        device, here = job.machine.devices[indices[0]], np.isin(job.device_of, indices) & ~job.meets
-        if not here.any():
+        device, on_device = job.machine.devices[indices[0]], np.isin(job.device_of, indices) & ~job.meets
+        if not on_device.any():
             continue
-        free = here & _is_modelled(graph, device)
+        free = on_device & _is_modelled(graph, device)
         for model, known in first_to_know(device.cost, graph, device):
             if isinstance(model, TableCost):
                 same: tuple[Any, ...] = tuple((t.kind, t.device, t.measured) for t in model.tables)
-                told = "" if (known & free).any() else _why_unused(graph, model, here, free)
+                obstacle = "" if (known & free).any() else _why_unused(graph, model, on_device, free)
             elif isinstance(model, FittedCost) and (same := _own_kernels(model)):
                 plain = replace(model, fits=replace(model.fits, measured=(), models={}))
                 moved = model.durations_ns(graph, device) != plain.durations_ns(graph, device)
-                told = "" if (known & free & moved).any() else "of this kind and data type there are none"
+                obstacle = "" if (known & free & moved).any() else "of this kind and data type there are none"
             else:
                 continue
-            if told:
-                why.setdefault(same, (device.name, told))
+            if obstacle:
+                obstacles.setdefault(same, (device.name, obstacle))
             else:
                 used.add(same)
-    for same, (name, reason) in why.items():
+    for same, (name, reason) in obstacles.items():
         if same not in used:
-            kinds = list_names(sorted({str(each[0]) for each in same}), 3)
+            kinds = list_names(sorted({str(key[0]) for key in same}), 3)
             message = f"{name}: no op takes its duration from the measured {kinds}: {reason}."
             warnings.warn(UnusedTableWarning(message, f"{name} {kinds}"), stacklevel=2)
 
@@ -149,11 +149,11 @@ def _own_kernels(model: CostModel) -> tuple[MeasuredKernel, ...]:
     return model.fits.measured if isinstance(model, FittedCost) else ()
 
 
-def _why_unused(graph: Graph, model: TableCost, here: BoolArray, free: BoolArray) -> str:
-    alike = here & graph.is_kind(*(table.kind for table in model.tables))
+def _why_unused(graph: Graph, model: TableCost, on_device: BoolArray, free: BoolArray) -> str:
+    alike = on_device & graph.is_kind(*(table.kind for table in model.tables))
     if not alike.any():
-        there = [graph.kinds[code] for code in np.unique(graph.kind_code[here]).tolist()]
-        return f"ops are of other kinds ({list_names(there, 3)})"
+        kinds = [graph.kinds[code] for code in np.unique(graph.kind_code[on_device]).tolist()]
+        return f"ops are of other kinds ({list_names(kinds, 3)})"
     if not (alike & free).any():
         return "ops of this kind have durations of their own"
     if not any((alike & table.measured.covers(graph)).any() for table in model.tables):
@@ -176,10 +176,10 @@ def _tell(graph: Graph, timed: Iterable[tuple[Device, _Rated, BoolArray, IntArra
     plain: dict[str, Counter[str]] = {}
     total: Counter[str] = Counter()
     borrowed: Counter[tuple[str, str, str]] = Counter()
-    for device, model, here, duration_ns in timed:
-        free, bare = here & _is_modelled(graph, device), np.zeros_like(here)
+    for device, model, on_device, duration_ns in timed:
+        free, bare = on_device & _is_modelled(graph, device), np.zeros_like(on_device)
         if roofline := getattr(model, "hardware", ""):
-            total[roofline] += int(here.sum())
+            total[roofline] += int(on_device.sum())
             bare = _lossless(graph, model.by_kind)
         ideal = isinstance(model, RooflineCost | TiledCost) and not model.peak_flop_per_s
         lent = {} if ideal and not device.details.preset else model.borrowed_rates(graph)
@@ -190,16 +190,16 @@ def _tell(graph: Graph, timed: Iterable[tuple[Device, _Rated, BoolArray, IntArra
         if roofline:
             kinds = (graph.kinds[code] for code in np.sort(graph.kind_code[bare & free]).tolist())
             plain.setdefault(roofline, Counter()).update(kinds)
-        for (dtype, how), ops in lent.items():
-            borrowed[device.details.preset or device.kind, dtype, how] += int(free[ops].sum())
+        for (dtype, substitute), ops in lent.items():
+            borrowed[device.details.preset or device.kind, dtype, substitute] += int(free[ops].sum())
     for hardware, found in plain.items():
         if found:
             message = _message(hardware, found, total[hardware], op)
             warnings.warn(PlainRooflineWarning(message, hardware), stacklevel=3)
-    for (where, dtype, how), count in borrowed.items():
+    for (where, dtype, substitute), count in borrowed.items():
         if count:
             noun, verb = ("op", "computes") if count == 1 else ("ops", "compute")
-            message = f"{where}: {count} {noun} in {dtype} {verb} {how}."
+            message = f"{where}: {count} {noun} in {dtype} {verb} {substitute}."
             warnings.warn(BorrowedRateWarning(message, f"{where} {dtype}"), stacklevel=3)
 
 

@@ -147,12 +147,12 @@ def library_kernels(
     has none, is 1 % (P100) and 6 % off (P4) as cuBLAS's product. With weights stored as (k, n) and a bias,
     cublasLt's tile beside cuBLAS's says 1.13 times: GPT-2's take 1.14 (P100) and 1.15 times (P4).
     """
-    stored = np.array([kind == "linear" or bool(each.get("transposed")) for each in given], bool)
+    stored = np.array([kind == "linear" or bool(op.get("transposed")) for op in given], bool)
     if generation != "pascal":
         return stored | (generation in ("volta", "turing")), np.ones(len(given))
-    bias = [not kind.endswith("_grad") and _adds_bias(each) for each in given]
+    bias = [not kind.endswith("_grad") and _adds_bias(op) for op in given]
     slower = _load_inflation(*_LINEAR_TILES["pascal"][0]) / _load_inflation(*_BATCHED_TILES["pascal"][0])
-    return stored & [each is not False for each in bias], np.where([each is True for each in bias], slower, 1)
+    return stored & [op is not False for op in bias], np.where([op is True for op in bias], slower, 1)
 
 
 def _adds_bias(op: Mapping[str, Any]) -> bool | None:
@@ -352,7 +352,7 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     product, tensors, out = implicit_product(s)
     width, direction = ELEMENT_BYTES[dtype], _direction(s)
     tensor = dtype not in ("fp32", "fp64") and sheet.generation != "pascal"
-    g, m, n, k, given, weights, made, oh, ow = (x[:, None] for x in (*product, *tensors, *out))
+    g, m, n, k, given, weights, written, oh, ow = (x[:, None] for x in (*product, *tensors, *out))
     cin, cout, kh, kw, sh, sw, _ = (x[:, None] for x in columns(s, _CONV_SIZES, **_ONE))
     cin, cout = cin / g, cout / g
     if width < 4 and direction == "backward_data":  # pixels of one remainder have as many taps
@@ -395,12 +395,12 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     flops = flops * (
         1 + 1e-9 * np.arange(tiles.shape[1])
     )  # of equal tiles the first, however a sum is rounded
-    passes = np.where(cell >= 4, width * padded * (2 * 36 / 16 * (given + made) + 2 * 4 * weights), 0.0)
+    passes = np.where(cell >= 4, width * padded * (2 * 36 / 16 * (given + written) + 2 * 4 * weights), 0.0)
     partial = np.where(split > 1, 2 * split * g * m * n * 4, 0.0)
     seen = given * np.minimum(1, kh / sh)  # rows between two strides are not read
     return KernelWork(
         flops=flops,
-        dram_bytes=width * (seen + weights + made)[:, 0],
+        dram_bytes=width * (seen + weights + written)[:, 0],
         load_bytes=tiles * split * (tile_n + tile_m) * part_k * width / less,
         blocks=tiles * split,
         steps=part_k / 8,
@@ -467,7 +467,7 @@ def is_eager(attributes: Sequence[Mapping[str, Any]]) -> BoolArray:
     """Return which ops PyTorch launches one by one: those that name its operator, as ``aten: mm`` of a graph
     or ``operator: aten::mm`` of a recording.
     """
-    says = ("aten" in each or str(each.get("operator", ""))[:6] == "aten::" for each in attributes)
+    says = ("aten" in op or str(op.get("operator", ""))[:6] == "aten::" for op in attributes)
     return np.fromiter(says, bool, len(attributes))
 
 
@@ -508,22 +508,22 @@ def by_bytes(
     if not operands:
         more = itself.get("reads", 0.0)
         if "trained" in itself:
-            trained = [bool(each.get("training_mode")) for each in given]
+            trained = [bool(op.get("training_mode")) for op in given]
             more = np.where(trained, itself["trained"], more)
         operands = [np.maximum((nbytes_read + nbytes_written) / most - 1, 0) + more]
     beside = nbytes_read - most  # of the smaller operand, where one is stretched to the other's shape
     stretched = (beside > 8) & (beside < 0.9 * most) & (of_forward.get("indexes") == "stretched")
-    strided = np.array([_STRIDED.search(str(each.get("kernel", ""))) is not None for each in given])
+    strided = np.array([_STRIDED.search(str(op.get("kernel", ""))) is not None for op in given])
     always = of_forward.get("indexes") == "always"
     indexed = np.where(stretched | strided | always, 1.0, 0.0)
-    columnwise = np.array([bool(each.get("columnwise")) for each in given])
+    columnwise = np.array([bool(op.get("columnwise")) for op in given])
     indexed = np.where(columnwise, _COLUMNWISE, indexed)
     usual = of_forward.get("flops", 2.0)
-    named = [_OPERATOR.fullmatch(str(each.get("operator", ""))) for each in given]
+    named = [_OPERATOR.fullmatch(str(op.get("operator", ""))) for op in given]
     flops = np.array([KINDS.get(name[1], {}).get("flops", usual) if name else usual for name in named])
     launched = np.zeros((2, *most.shape))
-    for i, each in enumerate(attributes if kind.startswith("reduce") else ()):
-        launched[:, i] = _threads_of(most[i] / width, each)
+    for i, op in enumerate(attributes if kind.startswith("reduce") else ()):
+        launched[:, i] = _threads_of(most[i] / width, op)
     sizes = {"elements": most / width, "element_flops": flops, "indexed": indexed}
     sizes |= {"threads": launched[0], "joins": launched[1], "eager": is_eager(given)}
-    return [{**sizes, "operands": each} for each in operands]
+    return [{**sizes, "operands": reads} for reads in operands]

@@ -112,7 +112,7 @@ class Ops:
 
     def column(self, name: str, default: float | FloatArray = np.nan) -> FloatArray:
         """Return an attribute as numbers; `default` where it is not given, or is no number > 0."""
-        given = (each.get(name, 0) for each in self.attributes)
+        given = (op.get(name, 0) for op in self.attributes)
         values = np.array([x if isinstance(x, int | float) else 0 for x in given], float)
         return np.where(values > 0, values, default)
 
@@ -126,8 +126,8 @@ class Ops:
         Padding has two for each, of which the middle counts.
         """
         found = np.full((len(self.attributes), 3), default)
-        for row, each in enumerate(self.attributes):
-            given = each.get(name)
+        for row, op in enumerate(self.attributes):
+            given = op.get(name)
             if isinstance(given, int):
                 found[row] = given
             elif isinstance(given, list | tuple) and given:
@@ -153,11 +153,11 @@ def _product(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
         n, batch = n * batch, np.ones_like(k)  # directions run side by side
     ways = [(known, (m, n, again), times), (known & (k > again), (m * times, n, k - again), 1.0)]
     if ops.kind.endswith("_grad"):  # by the input and by the weights, which sum over all steps at once
-        ways = [(rows, (each, shared, columns), at) for rows, (each, columns, shared), at in ways]
+        ways = [(rows, (first, shared, columns), steps) for rows, (first, columns, shared), steps in ways]
         ways.append((known & (ops.flops > 3 * m * n * k * batch * times), (k, n, m * times), 1.0))
     for rows, new, repeated in (way for way in ways if way[0].any()):
-        made = {**dict(zip("mnk", new, strict=True)), "batch": batch}
-        asks += [ask._replace(times=repeated) for ask in _as_product(ops, sheet, rows, made, width)]
+        product_sizes = {**dict(zip("mnk", new, strict=True)), "batch": batch}
+        asks += [ask._replace(times=repeated) for ask in _as_product(ops, sheet, rows, product_sizes, width)]
     return asks
 
 
@@ -212,7 +212,7 @@ def _attention(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     queries, keys = sizes["seq_len"], ops.column("kv_len", sizes["seq_len"])
     window = ops.column("window", 0.0)
     sizes["window"] = np.where(window < keys, window, 0.0)
-    masked = np.array([bool(each.get("causal", True)) for each in ops.attributes])
+    masked = np.array([bool(op.get("causal", True)) for op in ops.attributes])
     alone = masked & (queries == 1) & (keys > 1)
     all_seen = ~masked & (sizes["window"] == 0)
     square = np.where(masked, np.maximum(queries * (2 * keys - queries), 1), queries * keys) ** 0.5
@@ -237,7 +237,7 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     s = ops.columns("batch in_channels out_channels group", batch=1, group=1)
     if "depthwise" in ops.kind:
         s["group"] = np.maximum(s["group"], s["in_channels"])
-    known = _are_known(s) & [{"input_shape", "kernel_shape"} <= each.keys() for each in ops.attributes]
+    known = _are_known(s) & [{"input_shape", "kernel_shape"} <= op.keys() for op in ops.attributes]
     image, kernel, strides = ops.axes("input_shape"), ops.axes("kernel_shape"), ops.axes("strides")
     pads, dilations = ops.axes("pads", 0.0), ops.axes("dilations")
     s["batch"] *= np.maximum(image[:, 0] / strides[:, 0], 1)  # each image of a volume,
@@ -266,27 +266,27 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     slower = np.where(planar & pixel, _PLANAR, 1.0)
     biases = [has_bias(x) and not ops.kind.endswith("_grad") for x in ops.attributes]
     if (biased := launched & ~fused & biases).any():  # PyTorch adds it separately
-        made = implicit_product(s)[1][2 if direction == "forward" else 0]  # a transposed one makes the input
-        asks.append(KernelAsk(biased, "elementwise", {"elements": made, "operands": 1}))
+        written = implicit_product(s)[1][2 if direction == "forward" else 0]  # transposed: the input
+        asks.append(KernelAsk(biased, "elementwise", {"elements": written, "operands": 1}))
     for way in ways:
         asks.append(KernelAsk(many & ~square, f"conv_{way}", {**s, "direction": way}, times=slower))
         if depthwise.any():
             asks.append(_depthwise(depthwise, s, way, ops.dtype, nhwc & halves))
         if planar.any():
-            each = [{"elements": count, "operands": 1} for count in layout_conversions(s)]
-            asks += [KernelAsk(planar & ~pixel, "elementwise", sizes) for sizes in each]
+            copies = [{"elements": count, "operands": 1} for count in layout_conversions(s)]
+            asks += [KernelAsk(planar & ~pixel, "elementwise", sizes) for sizes in copies]
     return [*asks, *_by_flops(ops, sheet, ~known)]
 
 
 def _depthwise(rows: BoolArray, s: Sizes, way: str, dtype: str, nhwc: BoolArray) -> KernelAsk:
     """Return depthwise convolutions: cuDNN's pass over a tensor more, PyTorch's own compute slowly."""
-    _, (read, weights, made), _ = implicit_product(s)
+    _, (read, weights, written), _ = implicit_product(s)
     of_cudnn = nhwc | np.isin(s["kernel_h"], (3, 5)) & (s["kernel_h"] == s["kernel_w"]) & (dtype == "fp16")
     wide = _NATIVE_TAP if way == "forward" else _NATIVE_TAP_GRAD
     native = _NATIVE_TAP_HALVES if ELEMENT_BYTES[dtype] == 2 else wide
     flops = s["kernel_h"] * s["kernel_w"] * np.where(of_cudnn, 2, native)
-    operands = (read + weights) / made + np.where(of_cudnn, 1, 0)
-    moved = {"elements": made, "operands": operands, "element_flops": flops}
+    operands = (read + weights) / written + np.where(of_cudnn, 1, 0)
+    moved = {"elements": written, "operands": operands, "element_flops": flops}
     times = np.where(of_cudnn & (way == "backward_weights"), _TAP_SUMS, 1.0)
     return KernelAsk(rows, "elementwise", moved, _GUESSED_WIDTH, times)
 
@@ -316,8 +316,8 @@ def _kernels_by_size(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     sizes = ops.columns(row["sizes"], **row.get("usual", {}))
     known = _are_known(sizes)
     one = known & (ops.column("seq_len", 1.0) == 1)
-    each = ((one, row.get("one_token", row["table"])), (known & ~one, row["table"]))
-    asks = [KernelAsk(rows, table, sizes) for rows, table in each]
+    tables = ((one, row.get("one_token", row["table"])), (known & ~one, row["table"]))
+    asks = [KernelAsk(rows, table, sizes) for rows, table in tables]
     otherwise = _by_flops if ops.kind == "moe" else _any
     return [*asks, *otherwise(ops, sheet, ~known)]
 
@@ -333,8 +333,8 @@ def _any(ops: Ops, sheet: Sheet, rows: BoolArray | None = None) -> list[KernelAs
 def _way(kind: str) -> Callable[[Ops, Sheet], list[KernelAsk]]:
     """Return what turns ops of a kind into kernels."""
     forward, row = kind.removesuffix("_grad"), KINDS.get(kind, {})
-    for told, way in (("sizes", _kernels_by_size), ("conv", _conv), ("tensors", _rows)):
-        if told in row:
+    for key, way in (("sizes", _kernels_by_size), ("conv", _conv), ("tensors", _rows)):
+        if key in row:
             return way
     return {"attention": _attention}.get(forward, _product if forward in PRODUCTS else _any)
 
@@ -396,11 +396,11 @@ class FittedCost(CostModel):
         products = (group for group in self._groups(graph) if group[1].kind in PRODUCTS)
         for rows, ops, _ in products:
             for ask in _product(ops, self.fits.sheet):
-                here = np.flatnonzero(ask.ops & (ask.width == 0))
-                if len(here):
+                sized = np.flatnonzero(ask.ops & (ask.width == 0))
+                if len(sized):
                     model = self.fits.model(ask.table, ops.dtype)
-                    waves = model.base(take(ask.sizes, here), self.fits.sheet)[1]["waves"]
-                    found[rows[here]] = np.maximum(1, np.rint(2**waves * self.fits.sheet.sms))
+                    waves = model.base(take(ask.sizes, sized), self.fits.sheet)[1]["waves"]
+                    found[rows[sized]] = np.maximum(1, np.rint(2**waves * self.fits.sheet.sms))
         return found
 
     def borrowed_rates(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
@@ -411,10 +411,10 @@ class FittedCost(CostModel):
         found: dict[tuple[str, str], list[int]] = {}
         for rows, ops, dtype in self._groups(graph):
             lent, product = self.fits.sheet.rate_dtype(ops.dtype), ops.kind in PRODUCTS or ops.kind in CONVS
-            own = lent in (dtype, DEFAULT) or (dtype, lent) == ("fp8_block", "fp8")
-            if not own and (product or dtype not in INDICES):
-                how = f"at the rate of {lent}, as peak has none for {dtype}"
-                found.setdefault((dtype, how), []).extend(rows[product | (ops.flops > 0)].tolist())
+            computes_itself = lent in (dtype, DEFAULT) or (dtype, lent) == ("fp8_block", "fp8")
+            if not computes_itself and (product or dtype not in INDICES):
+                substitute = f"at the rate of {lent}, as peak has none for {dtype}"
+                found.setdefault((dtype, substitute), []).extend(rows[product | (ops.flops > 0)].tolist())
         return found
 
     def _price_once(self, graph: Graph, device: Device) -> tuple[FloatArray, FloatArray]:
@@ -440,12 +440,12 @@ class FittedCost(CostModel):
                     break
                 asks = [a._replace(ops=a.ops & (ns == 0)) for a in way(ops, self.fits.sheet)]
                 for ask, one_by_one in product(asks, (False, True)):
-                    here = np.flatnonzero(ask.ops & (eager == one_by_one))
-                    if len(here):
-                        alone = quantized[rows[here]]
-                        found, width = self._price_kernels(ask, ops, here, alone, one_by_one, gap_ns)
-                        ns[here] += found
-                        weighted[here] += found * width
+                    chosen = np.flatnonzero(ask.ops & (eager == one_by_one))
+                    if len(chosen):
+                        alone = quantized[rows[chosen]]
+                        found, width = self._price_kernels(ask, ops, chosen, alone, one_by_one, gap_ns)
+                        ns[chosen] += found
+                        weighted[chosen] += found * width
             does = ns > 0
             if _way(ops.kind) in _BY_BYTES:  # no more arithmetic
                 does &= ns >= ops.flops / self.fits.sheet.peak_of(ops.dtype) * 1e9
@@ -453,14 +453,14 @@ class FittedCost(CostModel):
         return total, spread
 
     def _price_kernels(
-        self, ask: KernelAsk, ops: Ops, here: IntArray, quantized: BoolArray, one_by_one: bool, gap_ns: int
+        self, ask: KernelAsk, ops: Ops, chosen: IntArray, quantized: BoolArray, one_by_one: bool, gap_ns: int
     ) -> tuple[FloatArray, FloatArray]:
         """Return nanoseconds and log half widths of some of the kernels that are asked for.
 
         Of `quantized` products, an op of its own makes the left matrix.
         """
         fitted = self._older if one_by_one and ask.table in _OF_AMPERE else self.fits
-        sizes = take(ask.sizes, here)
+        sizes = take(ask.sizes, chosen)
         found, width = fitted.predict(ask.table, ops.dtype, **sizes)
         if ask.table == "products" and quantized.any():
             found = found - quantized * fitted.quantizing_ns(ops.dtype, **sizes)
@@ -471,7 +471,7 @@ class FittedCost(CostModel):
             found = np.maximum(found - gap_ns, 1)
         else:
             found = np.maximum(found, self.least_ns)
-        times, saved = (np.broadcast_to(each, len(ask.ops))[here] for each in (ask.times, ask.saved_ns))
+        times, saved = (np.broadcast_to(column, len(ask.ops))[chosen] for column in (ask.times, ask.saved_ns))
         found = np.maximum(found * times - saved, found * times / 2)
         return found, np.hypot(np.hypot(width, ask.width), _IN_PROGRAM)
 
@@ -489,13 +489,13 @@ class FittedCost(CostModel):
         for rows, ops, _ in self._groups(graph):
             asks = [ask for ask in _way(ops.kind)(ops, self.fits.sheet) if ask.ops.any()]
             for i, row in enumerate(rows.tolist()):
-                mine = [ask for ask in asks if ask.ops[i]]
-                if len(mine) != 1 or mine[0].width or np.any(mine[0].times != 1):
-                    yield row, "several kernels" if len(mine) > 1 else "not one kernel whose sizes are given"
+                of_op = [ask for ask in asks if ask.ops[i]]
+                if len(of_op) != 1 or of_op[0].width or np.any(of_op[0].times != 1):
+                    yield row, "several kernels" if len(of_op) > 1 else "not one kernel whose sizes are given"
                 else:
-                    columns = take(mine[0].sizes, i).items()
+                    columns = take(of_op[0].sizes, i).items()
                     sizes = tuple((n, x if isinstance(x, str) else float(x)) for n, x in columns)
-                    yield row, MeasuredKernel(mine[0].table, ops.dtype, sizes, np.nan)
+                    yield row, MeasuredKernel(of_op[0].table, ops.dtype, sizes, np.nan)
 
     def back_to_back(self, table: str, dtype: str) -> bool:
         """Return whether a table has the time of one run of many, the gap between two included."""

@@ -151,19 +151,19 @@ class KernelFits:
         if ELEMENT_BYTES[dtype] >= ELEMENT_BYTES["bf16"]:
             return np.zeros(1)
         few = {**sizes, "n": np.minimum(sizes["n"], _FEW_COLUMNS)}
-        both, product_alone = (self.predict("products", each, **few)[0] for each in (dtype, "bf16"))
-        return np.maximum(0.0, both - product_alone / 2)
+        total, product_alone = (self.predict("products", name, **few)[0] for name in (dtype, "bf16"))
+        return np.maximum(0.0, total - product_alone / 2)
 
     def _move(self, table: str, dtype: str, model: Model) -> Model:
         """Return a model moved towards the measured kernels of its table; 16 bits count for both formats."""
         formats = {"bf16", "fp16"} if dtype in ("bf16", "fp16") else {dtype}
-        mine = [each for each in self.measured if each.table == table and each.dtype in formats]
-        if not mine:
+        kernels = [kernel for kernel in self.measured if kernel.table == table and kernel.dtype in formats]
+        if not kernels:
             return model
-        rows = [dict(each.sizes) for each in mine]
+        rows = [dict(kernel.sizes) for kernel in kernels]
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         sizes = {n: x[0] if isinstance(x[0], str) else np.array(x) for n, x in columns.items()}
-        ns = np.array([each.ns for each in mine])
+        ns = np.array([kernel.ns for kernel in kernels])
         return shift_model(model, sizes, self.sheet, ns, models_of(table, dtype))
 
     def lender(self, table: str, dtype: str) -> tuple[str, str]:
@@ -192,7 +192,7 @@ class KernelFits:
         """Return GPU and data type of a table's model, its record, and what it adds to the half width."""
         near, far = self._sources()
         measured = (key.split() for name, _ in (*near, *far) for key in read_fits(name))
-        others = [other for of, other in measured if of == table]  # better than nothing
+        others = [other for fitted_table, other in measured if fitted_table == table]  # better than nothing
         rated = self.sheet.rate_dtype(dtype)
         wider = table == "products" and ELEMENT_BYTES.get(rated, 0) > ELEMENT_BYTES[dtype]
         computed = (rated, *DTYPES[rated].get("fits", ())) if wider else ()  # it has no such arithmetic
@@ -218,7 +218,7 @@ class KernelFits:
             near.append((LENDERS["same_host"][self.like], HOST_WIDTH))
         general = ("unmeasured_gddr" if small else "unmeasured_hbm", "unmeasured")
         nearest = LENDERS["nearest"].get(generation, ("hopper", "ampere"))
-        others = [GENERATIONS[each] for each in nearest]
+        others = [GENERATIONS[name] for name in nearest]
         if generation.startswith("cdna"):  # of another maker than the general ones, which are NVIDIA's
             others += general
         else:

@@ -286,12 +286,12 @@ class KernelGrid:
         index: Any = np.zeros((rows, 1), np.int64)
         weight: Any = np.ones((rows, 1))
         for name, ends in zip(self.axes, self.knots, strict=True):
-            at = np.asarray(ends)
-            x = np.clip(features[name], at[0], at[-1])
-            low = np.clip(np.searchsorted(at, x, side="right") - 1, 0, len(at) - 2)
-            share = (x - at[low]) / (at[low + 1] - at[low])
-            both = np.stack([low, low + 1], 1)
-            index = (index[:, :, None] * len(at) + both[:, None, :]).reshape(rows, -1)
+            knots = np.asarray(ends)
+            x = np.clip(features[name], knots[0], knots[-1])
+            low = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
+            share = (x - knots[low]) / (knots[low + 1] - knots[low])
+            cell = np.stack([low, low + 1], 1)
+            index = (index[:, :, None] * len(knots) + cell[:, None, :]).reshape(rows, -1)
             weight = (weight[:, :, None] * np.stack([1 - share, share], 1)[:, None, :]).reshape(rows, -1)
         return index, weight
 
@@ -393,10 +393,10 @@ class Shift:
     shares: FloatArray = field(default_factory=lambda: np.zeros(0))
     narrower: float = 1.0
 
-    def likeness(self, at: FloatArray) -> FloatArray:
+    def likeness(self, rows: FloatArray) -> FloatArray:
         """Return the covariance of each row with each measured kernel."""
         middle = np.median(self.points, axis=0)
-        x, y = (each - middle for each in (at, self.points))
+        x, y = (points - middle for points in (rows, self.points))
         along = x @ y.T / len(middle)
         away = (x**2).mean(1)[:, None] + (y**2).mean(1) - 2 * along
         alike = np.exp(-np.sqrt(np.maximum(away, 0)) / REACH)
@@ -473,8 +473,8 @@ class Model:
         """Return nanoseconds and the log half width of the 10-90 % interval, a row each."""
         rows = max(np.size(v) for v in sizes.values())
         parts = [slice(begin, begin + _CHUNK) for begin in range(0, max(rows, 1), _CHUNK)]
-        each = [self._predict(take(sizes, part), sheet) for part in parts]
-        return np.concatenate([ns for ns, _ in each]), np.concatenate([width for _, width in each])
+        ns, width = zip(*(self._predict(take(sizes, part), sheet) for part in parts), strict=True)
+        return np.concatenate(ns), np.concatenate(width)
 
     def _predict(self, sizes: Sizes, sheet: Sheet) -> tuple[FloatArray, FloatArray]:
         log, features = self.log_ns(sizes, sheet)
@@ -567,8 +567,8 @@ def _point(features: Mapping[str, FloatArray]) -> FloatArray:
 
 def _apart(lenders: Sequence[Model], sizes: Sizes, sheet: Sheet, log: FloatArray) -> FloatArray:
     """Return how much longer each lender says that kernels take than `log`."""
-    each = [lender.log_ns(sizes, sheet)[0] - log for lender in lenders]
-    return np.stack(each, 1) if each else np.zeros((len(log), 0))
+    apart = [lender.log_ns(sizes, sheet)[0] - log for lender in lenders]
+    return np.stack(apart, 1) if apart else np.zeros((len(log), 0))
 
 
 def shift_model(

@@ -148,8 +148,8 @@ def _attention_sizes(s: Sizes) -> list[FloatArray]:
 
 def sooner_ns(pairs: FloatArray, sheet: Sheet) -> FloatArray:
     """Return by how much attention to so many pairs ends sooner than with a Blackwell's exponentials."""
-    own = _EXPONENTIALS.get(sheet.generation, _EXPONENTIALS["blackwell"])
-    cycles = _NOT_HIDDEN * pairs * (1 / _EXPONENTIALS["blackwell"] - 1 / own)
+    rate = _EXPONENTIALS.get(sheet.generation, _EXPONENTIALS["blackwell"])
+    cycles = _NOT_HIDDEN * pairs * (1 / _EXPONENTIALS["blackwell"] - 1 / rate)
     return cycles / (sheet.sms * sheet.clock_hz / 1e9)
 
 

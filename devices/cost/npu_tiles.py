@@ -201,8 +201,8 @@ def blockings(
             load = element_bytes * (m * k * across + k * n * down)
             found.append(Blocking((rows, columns, depth), tiles, load, element_bytes * m * n, nbytes))
     if not found:
-        what = f"a product of {m} x {k} by {k} x {n}"
-        raise _too_small(what, capacity, min(needs), "not even in the smallest blocks")
+        product_text = f"a product of {m} x {k} by {k} x {n}"
+        raise _too_small(product_text, capacity, min(needs), "not even in the smallest blocks")
     return found
 
 
@@ -294,11 +294,11 @@ def fewest_tiles(operands: Sequence[Operand], capacity: int, buffers: int = 2) -
     return found
 
 
-def _too_small(what: str, capacity: int, need: int, how: str) -> InfeasibleError:
+def _too_small(subject: str, capacity: int, need: int, reason: str) -> InfeasibleError:
     """Return an error that says how large a scratchpad would do."""
     have, least = (format_bytes(nbytes, iec=True) for nbytes in (capacity, need))
     return InfeasibleError(
-        f"{what} does not fit a scratchpad of {have}, {how}; {least} ({need} bytes) would do"
+        f"{subject} does not fit a scratchpad of {have}, {reason}; {least} ({need} bytes) would do"
     )
 
 
@@ -413,16 +413,17 @@ class TiledCost(CostModel):
 
     def borrowed_rates(self, graph: Graph) -> dict[tuple[str, str], list[int]]:
         """Return the ops that compute in no time or at another data type's rate, by their own and how."""
-        return group_pairs(((work.dtype, how), op) for op, work, _, how in self._ops_with_rates(graph) if how)
+        rated = self._ops_with_rates(graph)
+        return group_pairs(((work.dtype, lent), op) for op, work, _, lent in rated if lent)
 
     def _ops_with_rates(self, graph: Graph) -> Iterator[tuple[int, _Work, Fraction | None, str]]:
         """Yield the ops that have a rate, each with it and whose it is."""
         for op, work in enumerate(self._works(graph)):
             try:
-                rate, how = self._rate(work)
+                rate, substitute = self._rate(work)
             except InfeasibleError:
                 continue
-            yield op, work, rate, how
+            yield op, work, rate, substitute
 
     def _works(self, graph: Graph) -> Iterator[_Work]:
         """Yield what each op asks for."""
@@ -503,21 +504,21 @@ class TiledCost(CostModel):
         found: list[Fraction] = []
         for rows in range(1, self.cores + 1):
             if self.cores % rows == 0:
-                mine = (-(-m // rows), -(-n * rows // self.cores), k)
+                share = (-(-m // rows), -(-n * rows // self.cores), k)
                 try:
-                    found.append(self._block_of_product(work, shape, mine, speeds))
+                    found.append(self._block_of_product(work, shape, share, speeds))
                 except InfeasibleError:
                     if rows == self.cores and not found:
                         raise
         return min(found)
 
     def _block_of_product(
-        self, work: _Work, shape: tuple[int, int, int], mine: tuple[int, int, int], speeds: _Speeds
+        self, work: _Work, shape: tuple[int, int, int], share: tuple[int, int, int], speeds: _Speeds
     ) -> Fraction:
         """Return the time of one core's part of a product, in ns."""
-        m, n, k = mine
+        m, n, k = share
         unit = self.matrix_block if work.unit == MATRIX else 1
-        part = Fraction(prod(round_up(size, unit) for size in mine), prod(shape))
+        part = Fraction(prod(round_up(size, unit) for size in share), prod(shape))
         flops = (work.flops or 2 * prod(shape)) * part
         compute_ns = _ns(flops, speeds.flop_per_s)
         element = -(-BITS.get(work.dtype, 32) // 8)  # in whole bytes
@@ -527,7 +528,7 @@ class TiledCost(CostModel):
             traffic_ns = _ns(load + store, speeds.bandwidth_bytes_per_s)
             return max(*self._stages(load, compute_ns, store, speeds)[:3], traffic_ns)
         times = []
-        for way in blockings(mine, element, capacity, unit=unit, double_buffered=double):
+        for way in blockings(share, element, capacity, unit=unit, double_buffered=double):
             stages = self._stages(way.load_bytes, compute_ns, way.store_bytes, speeds)
             times.append(tiled_ns(stages, way.tiles, double_buffered=double))
         whole = element * (shape[0] * k + k * shape[1] + shape[0] * shape[1])

@@ -151,8 +151,8 @@ class KernelCost(CostModel):
             for dtype in one.dtypes or ("",):
                 key = (one.op, one.device, dtype)
                 if key in self.by_key:
-                    what = f"{one.op} on {one.device}" + (f" in {dtype}" if dtype else "")
-                    raise InputError(f"there are two kernels for {what}; name one: {{kernels: [...]}}")
+                    kernel = f"{one.op} on {one.device}" + (f" in {dtype}" if dtype else "")
+                    raise InputError(f"there are two kernels for {kernel}; name one: {{kernels: [...]}}")
                 self.by_key[key] = one
 
     def durations_ns(self, graph: Graph, device: Device) -> IntArray:
@@ -180,6 +180,6 @@ class KernelCost(CostModel):
             one = one or self.by_key.get((facts.kind, device.kind, ""))
             if one is not None:
                 ns = one.cost_ns(facts, device)
-                whose = f"the kernel for {facts.kind} on {device.kind}"
-                duration_ns[op] = whole_numbers([ns], whose, of=[facts.name])[0]
+                source = f"the kernel for {facts.kind} on {device.kind}"
+                duration_ns[op] = whole_numbers([ns], source, of=[facts.name])[0]
         return duration_ns

@@ -128,7 +128,7 @@ def attempt(case: Case, *, advise: bool = False, **options: Any) -> VariantRun:
     case : Case
     advise : bool
         Whether to say what would help if memory is too small at the end.
-    **how
+    **options
         As for `scenarios.run.execute.run_case`.
     """
     result = None

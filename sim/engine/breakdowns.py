@@ -46,7 +46,7 @@ class Breakdowns:
     context : Context
         The run.
     conditions : Conditions
-    still : mapping of int to Task
+    unfinished : mapping of int to Task
         Id → task that is eligible and has not ended.
     stop : callable
         ``stop(groups)``: these groups of issuers take nothing more.

@@ -53,7 +53,7 @@ class Net:
     Parameters
     ----------
     routes : RouteColumns
-    most : int
+    n_transfers : int
         Number of transfers in the run: as many can be on their way at once.
 
     Attributes

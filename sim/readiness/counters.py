@@ -73,7 +73,7 @@ class CounterReadiness:
         Nodes and edges, transfers included.
     synchronisation : str
         The policy's synchronisation, which says when edges count.
-    alone : collection of int
+    off_stream : collection of int
         Launched ops that will be on no stream: the host reports their end to their consumers.
 
     Raises

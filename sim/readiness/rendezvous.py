@@ -102,8 +102,8 @@ class Rendezvous:
         Whether Recvs ask when they are taken, by `ask`, rather than as soon as they are eligible.
     aborted : callable
         ``aborted(task)``: whether the step of a task has been aborted. Then nothing meets in it any more.
-    tell : callable
-        ``tell(send, recv)``: called for a pair that meets if nothing has to travel.
+    on_meeting : callable
+        ``on_meeting(send, recv)``: called for a pair that meets if nothing has to travel.
 
     Attributes
     ----------

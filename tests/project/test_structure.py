@@ -36,6 +36,11 @@ PARTICIPLE = re.compile(
     r"_?([a-z]*[a-df-z]ed|begun|built|done|drawn|found|given|held|hidden|kept|known|left|lost|made|met|said|seen"
     r"|sent|shown|spent|taken|told|written)"
 )
+NO_NOUN = re.compile(
+    "asked|at|both|by|each|got|here|how|its|made|mine|of|on|own|per|put|said|such|than|theirs|there|those|to|told"
+    "|was|went|what|which|whose"
+)
+"""Words that do not say what a variable holds."""
 EVENTS = {"carried", "ended", "started"}
 """Contracts name these methods by what has just happened when they are called."""
 
@@ -185,6 +190,45 @@ def test_no_function_is_a_bare_participle() -> None:
         if not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
     ]
     assert bare == []
+
+
+def test_variables_are_named_after_what_they_hold() -> None:
+    vague = [
+        f"{path}:{node.lineno}: {node.id}"
+        for path in modules().values()
+        if path.split("/")[0] in FOUR
+        for function in ast.walk(tree(path))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and NO_NOUN.fullmatch(node.id)
+    ]
+    assert vague == []
+
+
+@cache
+def parameters_of(docstring: str) -> list[str]:
+    """Return the names in a docstring's section of parameters."""
+    section = re.search(r"^Parameters\n-+\n(.*?)(?=\n\n\S|\Z)", docstring, re.DOTALL | re.MULTILINE)
+    lines = section[1].splitlines() if section else []
+    names = [line.split(" : ")[0].split(", ") for line in lines if line and not line.startswith(" ")]
+    return [name.lstrip("*\\") for group in names for name in group]
+
+
+def test_docstrings_list_parameters_that_there_are() -> None:
+    wrong = []
+    for path in modules().values():
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+                continue
+            if getattr(node, "bases", []) and "__init__" not in [
+                getattr(part, "name", "") for part in node.body
+            ]:
+                continue  # it may have parameters of its base
+            names = {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+            names |= {ast.unparse(part.target) for part in node.body if isinstance(part, ast.AnnAssign)}
+            listed = parameters_of(ast.get_docstring(node) or "")
+            wrong += [f"{path}:{node.lineno}: {name}" for name in listed if name not in names]
+    assert wrong == [], "\n".join(wrong)
 
 
 def test_only_faces_list_their_names() -> None:
