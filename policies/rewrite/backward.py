@@ -328,7 +328,7 @@ class Backward:
         elif grad.kind in ("slice", "split", "unpack"):  # a part is a view of the whole
             grad.bytes_read = grad.bytes_written
         elif grad.kind == "dropout":  # and the mask
-            grad.bytes_read += op.bytes_written - sum(op.outputs)
+            grad.bytes_read += max(0, op.bytes_written - op.outputs[0])
         if op.attributes.get("view_of") is not None and len(dy) == len(inputs) == 1:
             grad.attributes = {"view_of": 0}
             grad.bytes_read = grad.bytes_written = 0

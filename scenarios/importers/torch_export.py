@@ -457,11 +457,13 @@ def _build(program: Any, name: str, dtype: str | None, trained: Mapping[str, str
         read = [value for tensor in _tensors(node.args, node.kwargs) for value in _values(tensor)]
         computing = [*_values(node), *read]  # operands of several types are brought to that of the result
         record = op_arguments(facts, where, attributes, has_formula=facts.kind in COSTS)
-        if operator_name(node.target).endswith("dropout") and facts.kind == "mul":  # a mask, a byte each
-            record |= {"kind": "dropout", "bytes_written": record["bytes_written"] + facts.output.elements}
         if (base := _updated_tensor(node)) is not node:  # later readers read what is written here
             record["outputs"] = [fact.nbytes for fact in _facts([base], dtype)]
             record["attributes"]["view_of"] = tensors.index(node.args[0])
+        elif operator_name(node.target) in ("dropout", "native_dropout") and facts.kind == "mul":
+            # One kernel, which also writes a mask, a byte an element. Dropout in place and of whole features
+            # multiplies with noise (aten/src/ATen/native/Dropout.cpp).
+            record |= {"kind": "dropout", "bytes_written": facts.output.nbytes + facts.output.elements}
         record["dtype"] = dtypes.math_dtype([_dtype(value, dtype) for value in computing])
         refs[node] = refs[base] = builder.op(node.name, inputs=inputs, **record)
     return builder.build()

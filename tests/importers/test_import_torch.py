@@ -193,6 +193,7 @@ def test_autocast_casts() -> None:
         around = graph_of(lambda m, x: F.dropout(m.part(x), 0.1, True), x, **parts)
     assert rows(inside) == rows(around)
     assert [row[0] for row in rows(inside)] == ["cast"] * 3 + ["gemm", "dropout"]
+    assert inside.bytes_written[4] == (2 + 1) * 8 * 10  # the mask counts once where it is an output, too
     assert inside.dtypes[inside.dtype_code[3]] == "bf16"
     if not torch.cuda.is_available():
         assert rows(graph_of(under("cuda"), x, **parts)) == rows(inside)
@@ -419,6 +420,9 @@ def test_dropout_costs_in_training_only() -> None:
     trained = import_torch(module.train(), (torch.empty(8),))
     assert rows(trained)[0] == ("dropout", 8, 32, 32 + 8)  # with a mask, a byte an element
     assert rows(trained)[1][0] == "identity"
+    for dropout in (lambda m, x: F.dropout(x, 0.5, inplace=True), lambda m, x: F.dropout2d(x[None])):
+        graph = import_torch(Calls(dropout), (torch.empty(4, 2, 1),))
+        assert rows(graph)[-1] == ("mul", 8, 32, 32)  # with noise, by a kernel of its own
     assert rows(import_torch(module.eval(), (torch.empty(8),)))[0][:2] == ("identity", 0)
 
 
