@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from sim.base.errors import InputError, nearest
@@ -53,7 +53,7 @@ def name_list(policy: str, option: str, value: Sequence[str]) -> list[str]:
     Raises
     ------
     InputError
-        If it is a single text, which Python takes for a sequence of letters.
+        If it is a single text, which Python takes for a sequence of letters, or no sequence.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def name_list(policy: str, option: str, value: Sequence[str]) -> list[str]:
         ...
     sim.base.errors.InputError: fetches: prune: fetches must be a list of names; found 'loss'
     """
-    if isinstance(value, str):
+    if isinstance(value, str) or not isinstance(value, Iterable):
         raise InputError(f"{policy}: {option} must be a list of names; found {value!r}", path=(option,))
     return list(value)
 

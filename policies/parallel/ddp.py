@@ -261,11 +261,9 @@ class MegatronDDP(DataParallel):
     ) -> None:
         super().__init__(ranks)
         self._bucket_size = None if bucket_size is None else self.whole("bucket_size", bucket_size)
-        names = (
-            ["grad_reduce"] * overlap
-            if isinstance(overlap, bool)
-            else name_list(self.name, "overlap", overlap)
-        )
+        if isinstance(overlap, bool):
+            overlap = ["grad_reduce"] if overlap else []
+        names = name_list(self.name, "overlap", overlap)
         for name in names:
             one_of(self.name, "overlap", name, ("grad_reduce", "param_gather"))
         self.overlap, self.gather_ahead = "grad_reduce" in names, "param_gather" in names

@@ -188,6 +188,8 @@ def test_a_given_program() -> None:
         linear(UserOrder(list("abcxyzk")), graph)
     with pytest.raises(InputError, match="program: ops must be a list of names; found 'ba'"):
         UserOrder("ba")
+    with pytest.raises(InputError, match="program: ops must be a list of names; found 3"):
+        UserOrder(3)  # type: ignore[arg-type]
 
 
 def test_wrong_options_are_refused() -> None:
