@@ -152,7 +152,7 @@ def library_kernels(
         return stored | (generation in ("volta", "turing")), np.ones(len(given))
     bias = [not kind.endswith("_grad") and _adds_bias(op) for op in given]
     slower = _load_inflation(*_LINEAR_TILES["pascal"][0]) / _load_inflation(*_BATCHED_TILES["pascal"][0])
-    return stored & [op is not False for op in bias], np.where([op is True for op in bias], slower, 1)
+    return stored & [adds is not False for adds in bias], np.where([adds is True for adds in bias], slower, 1)
 
 
 def _adds_bias(op: Mapping[str, Any]) -> bool | None:

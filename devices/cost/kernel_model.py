@@ -377,11 +377,11 @@ class Shift:
     points, weights : array
         A row a measured kernel: its features, by name; and its weight.
     scale : float
-        Half width of the model, as far as this GPU uses it.
+        Half width of the model (log), scaled by how far this GPU differs.
     lenders : tuple of Model
-        Of other GPUs, which stand in for part of the model.
+        Models of other GPUs that are mixed with this one.
     shares : array
-        For which part each does.
+        Weight of each lender in the mixture; the model has the rest.
     narrower : float
         Factor of the half width.
     """
@@ -407,8 +407,10 @@ class Shift:
         return np.asarray(apart @ self.shares + self.likeness(_point(features)) @ self.weights)
 
     def mix(self, lenders: Sequence[Model], r: FloatArray, apart: FloatArray) -> Shift:
-        """Return the shift from a mixture of the model and lenders, by what each says of measured kernels
-        that are left out of it; the model counts as much beforehand as all lenders together.
+        """Return the shift from a mixture of the model and its lenders.
+
+        Each weighs by how well it predicts measured kernels left out of it; before that, the model weighs as
+        much as all lenders together.
         """
         values, vectors = np.linalg.eigh(self.likeness(self.points))
         turned = vectors.T @ (r[:, None] - np.column_stack([np.zeros(len(r)), apart]))

@@ -189,17 +189,17 @@ class Layers:
         (``explicit_expert_comm`` in megatron/core/tensor_parallel/layers.py).
         """
         gathered: dict[tuple[str, ...], str] = {}
-        again: dict[str, str] = {}
+        repeated: dict[str, str] = {}  # a gather in the backward → the same one in the forward
         for record in self.step.work:
             if record.kind == "all_gather" and self._is_forward(record):
                 gathered[*record.reads] = record.name
             elif record.kind == "all_gather" and (*record.reads,) in gathered:
-                again[record.name] = gathered[*record.reads]
+                repeated[record.name] = gathered[*record.reads]
         for record in self.step.work:
             if record.name in self.layer_of:
-                record.inputs = [(again.get(tensor, tensor), distance) for tensor, distance in record.inputs]
-        read_ = {tensor for record in self.step.work for tensor in record.reads}
-        self.step.work = [op for op in self.step.work if op.name not in again or op.name in read_]
+                record.inputs = [(repeated.get(tensor, tensor), lag) for tensor, lag in record.inputs]
+        needed = {tensor for record in self.step.work for tensor in record.reads}
+        self.step.work = [op for op in self.step.work if op.name not in repeated or op.name in needed]
 
     def _sum_locally(self) -> None:
         """Sum the gradients of a tensor where they are computed, before they leave.

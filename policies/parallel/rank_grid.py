@@ -221,7 +221,7 @@ def add_ranks(
     ranks : sequence of str
         Device of each rank.
     attributes : callable
-        ``attributes(own, rank)`` returns the attributes of an op on the rank with that index in `ranks`.
+        ``attributes(facts, rank)`` returns the attributes of an op on the rank with that index in `ranks`.
     device : callable, optional
         ``device(name, rank)`` returns a rank's device for ops that `graph` pins to device `name`, if ranks
         have several devices; by default all of a rank is on the device that it is named after.
@@ -233,12 +233,12 @@ def add_ranks(
     """
     at_most(MOST_BUILT, len(builder) + len(ranks) * len(graph), "ops")
     n, size, n_in = len(ranks), len(graph), len(graph.external_names)
-    facts = list(zip(graph.tensor_nbytes[:n_in].tolist(), graph.tensor_role[:n_in].tolist(), strict=True))
+    externals = list(zip(graph.tensor_nbytes[:n_in].tolist(), graph.tensor_role[:n_in].tolist(), strict=True))
     pinned = graph.tensor_pin[:n_in].tolist()
     pins_of = [[name if device is None else device(p, r) for p in graph.pins] for r, name in enumerate(ranks)]
     first: list[int] = []  # first input or parameter of each rank
     for rank, pins in zip(ranks, pins_of, strict=True):
-        for name, (nbytes, role), pin in zip(graph.external_names, facts, pinned, strict=True):
+        for name, (nbytes, role), pin in zip(graph.external_names, externals, pinned, strict=True):
             add = builder.parameter if role == Role.PARAMETER else builder.input
             add(f"{rank}/{name}", nbytes, device=pins[pin] if pin != UNSET else None)
         first.append(builder.external(f"{rank}/{graph.external_names[0]}") if n_in else 0)
@@ -269,7 +269,7 @@ def add_ranks(
             for kind, column in graph.duration_by_kind.items()
         },
         attributes={
-            op + r * size + k: attributes(pins, r) for r in range(n) for k, pins in graph.attributes.items()
+            op + r * size + k: attributes(facts, r) for r in range(n) for k, facts in graph.attributes.items()
         },
     )
 

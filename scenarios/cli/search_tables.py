@@ -245,9 +245,7 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
         print(f"* {greatest if goal.most else smallest} {goal.result}")
     for note in (*unused_notes(unused), *no_gap_notes(row.get("no_gap") for row in rows)):
         print(note)
-    if (
-        names_by_error
-    ):  # below the table, because long messages in a column would leave no room for the others
+    if names_by_error:  # below the table: in a column, long messages would leave no room for the others
         print()
     for error, (first, *more) in names_by_error.items():
         also = f" and {format_count(len(more), 'more point')}" if more else ""

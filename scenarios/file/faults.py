@@ -108,13 +108,13 @@ def _existing(loc: Loc, value: Any) -> Loc:
     return tuple(existing)
 
 
-_OF_READERS: Final = ("function-before", "function-plain")
+_READER_PREFIXES: Final = ("function-before", "function-plain")
 
 
 def _is_of_reader(fault: Any) -> bool:
     """Whether a member of a union refuses a value as a whole before it is read: no quantity is a list."""
     loc = fault["loc"]  # empty where a whole record is refused
-    return fault["type"] == "scenario" and loc != () and str(loc[-1]).startswith(_OF_READERS)
+    return fault["type"] == "scenario" and loc != () and str(loc[-1]).startswith(_READER_PREFIXES)
 
 
 def _message(fault: Any, *others: Any) -> str:

@@ -352,7 +352,7 @@ class _Scope:
             )
         predicate = self._identity(f"{name}/begin", inputs[0], after) if after else inputs[0]
 
-        last: dict[str, tuple[str, str]] = {}  # of each branch: its first result, and what ends last
+        last: dict[str, tuple[str, str]] = {}  # branch → its first result, and the op that ends last
 
         def branch(key: str) -> Any:
             def write(builder: GraphBuilder, names: Mapping[Any, str]) -> list[Any]:
@@ -374,9 +374,8 @@ class _Scope:
         merges = cond(self.builder, name, predicate, switched, branch("then"), branch("else"))
         if all(result == end for result, end in last.values()):
             return merges, merges
-        ends = [
-            last[key][1] for key in ("else", "then")
-        ]  # ops that nothing reads: who follows waits for them
+        # What follows also waits for the ops that nothing reads.
+        ends = [last[key][1] for key in ("else", "then")]
         return merges, [*merges, self.builder.op(f"{name}/end", kind="merge", inputs=ends, duration_ns=0)]
 
     def _while(self, record: Record, inputs: list[Any], after: list[Any]) -> tuple[list[Any], list[str]]:

@@ -158,10 +158,10 @@ def _work(make: StageMaker, policy: PolicyFields) -> Work:
     on_devices = PipelineOnDevices(schedule, stages.each, devices, around, others)
 
     def report(trace: Trace) -> dict[str, Any]:
-        report = on_devices.report(trace)
+        result = on_devices.report(trace)
         if fields.batch is not None:
-            report["pipeline"]["batch"] = fields.batch
-        return {**report, "note": make.note_on_times(stages.each, first)}
+            result["pipeline"]["batch"] = fields.batch
+        return {**result, "note": make.note_on_times(stages.each, first)}
 
     return Work(graph, machine, report, on_devices.check_memory)
 
