@@ -43,8 +43,8 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
     failed = [t.row for t in trials if t.origin == "settings" and t.row["outcome"] != DONE]
     if failed:
         counts = Counter(row["outcome"] for row in failed).most_common()
-        value = ", ".join(f"{count:,} {outcome}" for outcome, count in counts)
-        typer.echo(f"  without a result: {value}; the first: {failed[0]['error']}")
+        outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in counts)
+        typer.echo(f"  without a result: {outcomes}; the first: {failed[0]['error']}")
     if tuning.fresh is not None:
         typer.echo(f"  {_fresh_text(tuning.fresh, goal.result)}")
     if best.variant.settings:

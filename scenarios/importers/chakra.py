@@ -167,8 +167,8 @@ class _Trace:
         ]
         self.needs = [
             [index[other] for other in dict.fromkeys(node.data_deps) if other in index]
-            + ([] if self.pytorch else deps)
-            for node, deps in zip(nodes, self.parent, strict=True)
+            + ([] if self.pytorch else parents)
+            for node, parents in zip(nodes, self.parent, strict=True)
         ]
         prefix, self.number = ("", "") if rank is None else (f"rank{rank}/", str(rank))
         self.names = [

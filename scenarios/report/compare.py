@@ -107,7 +107,7 @@ class Comparison:
         costs = []
         for result in self.ranked:
             by_kind = (result.summary["makespan_interval"] or {"by_kind": {}})["by_kind"]
-            costs.append({kind: OnPath(cost["path_ns"], cost["spread"]) for kind, cost in by_kind.items()})
+            costs.append({kind: OnPath(part["path_ns"], part["spread"]) for kind, part in by_kind.items()})
         best = self.fastest.trace.makespan_ns
         return [
             result.policy

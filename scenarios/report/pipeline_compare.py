@@ -102,7 +102,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     ax.margins(x=0.12, y=0.08)
     places = [(time / scale, size / unit) for time, size in points]
     plain(ax)
-    named = [(elide(result.policy), xs) for result, xs in zip(results, places, strict=True)]
+    named = [(elide(result.policy), point) for result, point in zip(results, places, strict=True)]
     _place_names(ax, named, [places[i] for i in best])
     add_legend(ax, alone=True)
     ax.set_ylabel(f"peak memory ({word})" if sized else "activations alive")

@@ -259,9 +259,9 @@ class Jobs:
         if not (checked or case.changed_work):
             refuse_without_effect(case)
             case.scenario.checked["effects"] = decisions.loc, case.scenario
-        previous, scenario = case.scenario.checked.get("costs"), (case.work.graph, job.graph, job)
-        case.scenario.checked["costs"] = scenario
-        if previous is not None and _same(previous, scenario[:2]) and _cost_alike(previous[2], job):
+        previous, priced = case.scenario.checked.get("costs"), (case.work.graph, job.graph, job)
+        case.scenario.checked["costs"] = priced
+        if previous is not None and _same(previous, priced[:2]) and _cost_alike(previous[2], job):
             return
         if any(device.cost is not None for device in job.machine.devices):
             from devices.cost import cost_warnings

@@ -223,10 +223,10 @@ def _train(report: Mapping[str, Any]) -> Section:
     spent, memory = [], []
     uses = dict.fromkeys(name for use in report["ranks"] for name in use["memory_bytes"])  # some have others
     for rank, use in enumerate(report["ranks"]):
-        name, times = {"rank": _ranks(rank, use)}, use["time_ns"].items()
-        spent.append(name | {part.replace("_", " "): format_duration(ns) for part, ns in times})
+        label, times = {"rank": _ranks(rank, use)}, use["time_ns"].items()
+        spent.append(label | {part.replace("_", " "): format_duration(ns) for part, ns in times})
         parts = {kind: size(use["memory_bytes"].get(kind, 0)) for kind in uses}
-        memory.append(name | {"peak memory": size(use["peak_bytes"])} | parts)
+        memory.append(label | {"peak memory": size(use["peak_bytes"])} | parts)
     return Section(lines, [spent, memory])
 
 

@@ -75,12 +75,12 @@ class Lateness:
 
     def __init__(self, serve: Serve, requests: Sequence[Request]) -> None:
         self._replicas = {i: _Replica(passes) for i, passes in serve.passes.groupby("replica")}
-        self._columns = {name: passes.to_numpy() for name, passes in serve.passes.items()}
+        self._columns = {name: column.to_numpy() for name, column in serve.passes.items()}
         events = group_pairs((event[0].id, event) for event in serve.events)
         divided = [self._divide(request, events.get(request.id, [])) for request in requests]
         ids = [request.id for request in requests]
         self._ids = np.array([*ids, None], object)  # None: nobody at the head
-        self.first, self.all = (pd.DataFrame([*passes], ids, PARTS) for passes in zip(*divided, strict=True))
+        self.first, self.all = (pd.DataFrame([*rows], ids, PARTS) for rows in zip(*divided, strict=True))
 
     def _divide(self, request: Request, events: Sequence[EngineEvent]) -> list[IntArray]:
         """Return the time of a request to its first and to its last token, by part."""

@@ -181,4 +181,4 @@ def _pattern(config: _Config, sizes: Mapping[str, Any]) -> dict[str, list[str]]:
         return {}
     dense = (config.dense_layers or 0) if config.experts else layers
     experts = (i >= dense and (i + 1) % step == 0 and i not in without for i in range(layers))
-    return {"pattern": [config + "-E"[has] for config, has in zip(attention, experts, strict=True)]}
+    return {"pattern": [letter + "-E"[has] for letter, has in zip(attention, experts, strict=True)]}

@@ -215,8 +215,8 @@ class RankWork(RankProducts):
         conv, width = m.mamba_conv // t, (m.mamba_inner + m.mamba_conv + m.mamba_heads) // t
         chunks, s, d = max(1, T // q), m.mamba_state, m.mamba_head
         flops, flops_back = (
-            2 * chunks * q * (scores * q * s * groups + (scores * q + states * s) * d * heads)
-            for scores, states in ((1, 2), (3, 5))
+            2 * chunks * q * (n_scores * q * s * groups + (n_scores * q + n_states * s) * d * heads)
+            for n_scores, n_states in ((1, 2), (3, 5))
         )
         tokens = max(1, T // samples)
         scan = Scan(samples, tokens, heads, flops)
