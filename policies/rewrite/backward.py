@@ -250,12 +250,12 @@ class Backward:
             self._give(op, tensor, grad.name)
 
     def _pass_on(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:
-        (_, tensor), grad = inputs[0], dy[0]
+        (k, tensor), grad = inputs[0], dy[0]
         if self._nbytes(grad) < self.records.nbytes(tensor):
             self.pieces.setdefault(tensor, (op, []))[1].append(grad)
             return
         if self._nbytes(grad) > self.records.nbytes(tensor):
-            grad = self._sum(op, "grad_sum", "reduce_sum", [grad], tensor, "B")
+            grad = self._sum(op, f"grad{k}_sum", "reduce_sum", [grad], tensor, "B")
         self._give(op, tensor, grad)
 
     def _place(self, op: OpEntry, dy: list[str], inputs: list[tuple[int, str]]) -> None:

@@ -134,14 +134,14 @@ def test_gradients_of_views_have_the_size_of_what_is_viewed() -> None:
     made = records(step)
     backward = {name: reads(step)[name] for name in step.op_names[len(g) + 1 :] if "update" not in name}
     assert backward == {
-        "copies/grad_sum": ("reduce_sum", ["y/loss_grad"]),
+        "copies/grad0_sum": ("reduce_sum", ["y/loss_grad"]),
         "c/grad_pad": ("pad", ["y/loss_grad"]),
         "c/grad": ("split", ["c/grad_pad"]),
         "a/grad_concat": ("concat", ["c/grad", "c/grad:1"]),
         "a/weight_grad": ("matmul", ["a/grad_concat", "x"]),
     }
     sizes = {name: (made[name].flops, made[name].bytes_read, made[name].bytes_written) for name in backward}
-    assert sizes["copies/grad_sum"] == (20, 80, 40)
+    assert sizes["copies/grad0_sum"] == (20, 80, 40)
     assert (sizes["c/grad_pad"], sizes["a/grad_concat"]) == ((0, 80, 400), (0, 400, 400))
 
 
@@ -212,6 +212,19 @@ def test_gradients_of_what_is_read_twice_are_summed() -> None:
     assert made["a/grad_sum"].kind == "add_n"
     assert made["a/grad_sum"].inputs == [("r/grad", 0), ("l/grad", 0)]
     assert made["a/grad_sum"].flops == 100
+
+
+def test_gradients_of_an_expansion_that_is_read_twice_are_summed_twice() -> None:
+    g = layers(
+        {
+            "copies": {"kind": "identity", "attributes": {"view_of": 0}, "inputs": ["b"], "outputs": 80},
+            "y": {"kind": "mul", "inputs": ["copies", "copies"], "outputs": 80, "flops": 20},
+        },
+        {"b": 40},
+    )
+    made = records(TrainingRewrite().apply(g))
+    assert (made["copies/grad_sum"].kind, made["copies/grad0_sum"].kind) == ("add_n", "reduce_sum")
+    assert made["copies/grad0_sum"].inputs == [("copies/grad_sum", 0)]
 
 
 def test_a_product_whose_weight_is_not_named() -> None:
