@@ -364,6 +364,10 @@ def _program(module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> 
     program = torch.export.export(module, inputs, keywords)
     parts = any(node.op == "get_attr" for node in program.graph.nodes)  # under autocast or no_grad
     if parts or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        for part in program.graph_module.modules():  # a dropout that drops nothing would be written as a copy
+            for node in part.graph.nodes:
+                if node.target is torch.ops.aten.dropout.default and not all(node.args[1:3]):
+                    node.target, node.args = torch.ops.aten.alias.default, node.args[:1]
         program = program.run_decompositions({})  # inlines them, and writes casts as operators
     return program
 

@@ -178,23 +178,26 @@ def test_masks_changed_in_place_are_what_is_read_next() -> None:
 
 
 def test_autocast_casts() -> None:
-    """Within the forward or around the import."""
+    """Within the forward or around the import; a dropout that drops nothing copies nothing."""
+
+    def dropped(m, x):
+        return F.dropout(m.part(F.dropout(x, 0.1, False)), 0.1, True)
 
     def under(device):
         def forward(m, x):
             with torch.autocast(device, dtype=torch.bfloat16):
-                return F.dropout(m.part(x), 0.1, True)
+                return dropped(m, x)
 
         return forward
 
     x, parts = torch.empty(8, 64), {"part": nn.Linear(64, 10)}
     inside = graph_of(under("cpu"), x, **parts)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        around = graph_of(lambda m, x: F.dropout(m.part(x), 0.1, True), x, **parts)
+        around = graph_of(dropped, x, **parts)
     assert rows(inside) == rows(around)
-    assert [row[0] for row in rows(inside)] == ["cast"] * 3 + ["gemm", "dropout"]
-    assert inside.bytes_written[4] == (2 + 1) * 8 * 10  # the mask counts once where it is an output, too
-    assert inside.dtypes[inside.dtype_code[3]] == "bf16"
+    assert [row[0] for row in rows(inside)] == ["identity"] + ["cast"] * 3 + ["gemm", "dropout"]
+    assert inside.bytes_written[5] == (2 + 1) * 8 * 10  # the mask counts once where it is an output, too
+    assert inside.dtypes[inside.dtype_code[4]] == "bf16"
     if not torch.cuda.is_available():
         assert rows(graph_of(under("cuda"), x, **parts)) == rows(inside)
 
