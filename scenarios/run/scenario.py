@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -219,7 +220,13 @@ class Scenario:
             return self.entry(self.variants.index(policy))
         place = Place(f"--policy {shorten(policy)}")
         named = replace(self.document, root=Node({}, place), changed=frozenset())
-        return self._case(overlay(self.policy, self._named_policy(policy)), policy, named)
+        over, node = self._named_policy(policy), self.document.at(("policy",))
+        inside = node.value if over.runtime and node is not None and isinstance(node.value, dict) else {}
+        for source in dict.fromkeys(child.place.source for child in inside.values()):
+            if source.startswith("--set"):
+                message = f"{source}: has no effect, as a runtime makes all decisions; to change one, give"
+                warnings.warn(f"{message} --set 'policy={{runtime: {policy}, ...}}' alone", stacklevel=2)
+        return self._case(overlay(self.policy, over), policy, named)
 
     def _named_policy(self, policy: str) -> PolicyFields:
         """Return the policy fields for a name on the command line: a schedule, a policy, or a runtime."""

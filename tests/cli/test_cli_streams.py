@@ -113,6 +113,17 @@ policy: {runtime: onnxruntime}
     assert "of 2 streams" not in sim("run", file, "--set", "policy.streams=single").stdout
 
 
+@pytest.mark.filterwarnings("default:--set")
+def test_a_setting_that_a_runtime_replaces_is_reported(tmp_path: Path) -> None:
+    file, setting = tmp_path / "two.yaml", ("--set", "policy.streams=per-branch")
+    file.write_text(
+        "machine: {devices: {gpu0: {kind: gpu, streams: 2}}}\nworkload: {ops: {a: {duration: 1us}}}\n"
+    )
+    warning = "warning: --set policy.streams=per-branch: has no effect, as a runtime makes all decisions"
+    assert warning in sim("run", file, "--policy", "tensorflow", *setting).stderr
+    assert not sim("run", file, "--policy", "ready-queue", *setting).stderr
+
+
 def test_ops_of_a_branch_not_taken_are_on_no_stream(tmp_path: Path) -> None:
     file = tmp_path / "branch.yaml"
     file.write_text(
