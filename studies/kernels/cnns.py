@@ -6,8 +6,8 @@
     pip install torch timm
     python -m studies.kernels.cnns --gpu rtx-5090 results/benchmark-infer-amp-nchw-pt291-cu130-5090.csv
 
-Each model is exported at its own size with 256 images under autocast (with gradients and optimizer if the
-table is of training; fused if it is of ``torch.compile``, as dynamo in its name says), and set against
+Each model is exported at its own size with the table's batch under autocast (with gradients and optimizer if
+the table is of training; fused if it is of ``torch.compile``, as dynamo in its name says), and set against
 microseconds an image. Without names it takes 45 CNNs. Tables of PyTorch 1 need ``TIMM_FUSED_ATTN=0``.
 """
 
@@ -32,7 +32,6 @@ from sim.base.units import format_count
 from sim.job.costs import costs_ns
 from studies.program import run
 
-IMAGES = 256
 MODELS = """resnet18 resnet34 resnet50 resnet101 resnet152 resnet50d wide_resnet50_2 resnext50_32x4d
     resnext101_32x8d seresnet50 resnetrs50 vgg16 vgg16_bn vgg19 densenet121 densenet201 mobilenetv2_100
     mobilenetv3_large_100 mobilenetv3_small_100 mnasnet_100 efficientnet_b0 efficientnet_b3 efficientnet_lite0
@@ -56,7 +55,10 @@ def ratios(table: Path, device: Device, names: list[str]) -> Iterator[tuple[str,
     header, rows = read_table(table)
     way = "train" if "train_img_size" in header else "infer"
     found = {
-        (row["model"].split(".")[0], int(row[f"{way}_img_size"])): float(row[f"{way}_samples_per_sec"])
+        (row["model"].split(".")[0], int(row[f"{way}_img_size"])): (
+            float(row[f"{way}_samples_per_sec"]),
+            int(row[f"{way}_batch_size"]),
+        )
         for _, row in rows
     }
     if unknown := sorted({*names} - {name for name, _ in found}):
@@ -64,13 +66,14 @@ def ratios(table: Path, device: Device, names: list[str]) -> Iterator[tuple[str,
     for name in names or MODELS.split():
         size = timm.get_pretrained_cfg(name).input_size[-1]
         if (name, size) in found:
-            images = torch.zeros(IMAGES, 3, size, size)
+            rate, batch = found[name, size]
+            images = torch.zeros(batch, 3, size, size)
             model = timm.create_model(name).eval()
             model.forward = MethodType(_under_autocast, model)
             graph = import_torch(model, (images,), unknown="bytes")
             graph = TrainingRewrite(loss=graph.op_names[-1]).apply(graph) if way == "train" else graph
             graph = Fusion("elementwise").apply(graph) if "dynamo" in table.name else graph
-            yield name, costs_ns(graph, device).sum() / 1e3 / IMAGES, 1e6 / found[name, size]
+            yield name, costs_ns(graph, device).sum() / 1e3 / batch, 1e6 / rate
 
 
 def main(
