@@ -406,8 +406,8 @@ class Shift:
         """Return the logarithm by which each row takes longer; `apart`: than each lender says."""
         return np.asarray(apart @ self.shares + self.likeness(_point(features)) @ self.weights)
 
-    def mix(self, lenders: Sequence[Model], r: FloatArray, apart: FloatArray) -> Shift:
-        """Return the shift from a mixture of the model and its lenders.
+    def mix(self, lenders: Sequence[Model], r: FloatArray, apart: FloatArray) -> tuple[Shift, FloatArray]:
+        """Return the shift from a mixture of the model and its lenders, and the errors that it leaves of `r`.
 
         Each weighs by how well it predicts measured kernels left out of it; before that, the model weighs as
         much as all lenders together.
@@ -423,8 +423,8 @@ class Shift:
         scale = self.scale * float(np.exp(share.sum(axis=1) @ np.log(_SCALES)))
         most = np.argsort(-share[:, 1:].sum(axis=0), kind="stable")[:_LENDERS]
         weight = share.sum(axis=0)[[0, *most + 1]]
-        few = tuple(lenders[i] for i in most)
-        return replace(self, scale=scale, lenders=few, shares=weight[1:] / weight.sum())
+        few, shares = tuple(lenders[i] for i in most), weight[1:] / weight.sum()
+        return replace(self, scale=scale, lenders=few, shares=shares), r - apart.take(most, axis=1) @ shares
 
     def meet_errors(self, r: FloatArray, half_width: float) -> Shift:
         """Return the shift that meets the errors `r` of the measured kernels; odd ones count less."""
@@ -585,8 +585,6 @@ def shift_model(
     plain = replace(model, shift=None)
     log, features = plain.log_ns(sizes, sheet)
     half_width, r = float(np.mean(model.near(features["ns"]))), np.log(ns) - log
-    shift = Shift(_point(features), r, half_width)
-    shift = shift.mix(lenders, r, _apart(lenders, sizes, sheet, log))
-    r = r - _apart(shift.lenders, sizes, sheet, log) @ shift.shares
+    shift, r = Shift(_point(features), r, half_width).mix(lenders, r, _apart(lenders, sizes, sheet, log))
     layers = {name: np.append(layer, sizes[name]) for name, layer in model.layers.items()}
     return replace(model, layers=layers, shift=shift.meet_errors(r, half_width))
