@@ -125,11 +125,11 @@ class _Run:
             if time_ns < self.limit_ns:
                 heappush(self.events, (time_ns, True, machine, source))
 
-    def _pass_time(self, end: int, awaited: Literal["failure", "return"] | None) -> None:
-        """Let machines fail and return until a time, or until the instant of what is awaited, if anything.
+    def _pass_time(self, end: int, awaited: Literal["failure", "notice", "return"]) -> None:
+        """Let machines fail and return until a time, or until the instant of what is awaited.
 
-        That is a failure of a worker, or the return of a machine. A repair that ends at the instant of a
-        failure has ended before it.
+        That is a failure of a worker, the notice of one, or the return of a machine. A repair that ends at
+        the instant of a failure has ended before it.
         """
         while self.events and self.events[0][0] <= end:
             self.now, fails, machine, source = heappop(self.events)
@@ -156,7 +156,9 @@ class _Run:
                 continue
             self.members.remove(machine)
             if awaited == "failure":
-                end, self.failed = self.now, self.failed or cause
+                end, self.failed = self.now, min(self.failed or cause, cause, key=self._unnoticed_ns)
+            elif awaited == "notice":
+                end = min(end, self.now + self._unnoticed_ns(cause))
         self.now = end
 
     def _fleet(self) -> Fleet:
@@ -182,15 +184,14 @@ class _Run:
 
     # -- the run -----------------------------------------------------------------------------------
 
-    def _spend(self, state: str, ns: int, *, exposed: bool = True) -> None:
-        """Stay in a state for `ns`, unless a worker fails (if `exposed`) or the time of the run is over."""
+    def _spend(self, state: str, ns: int) -> None:
+        """Stay in a state for `ns`, unless a worker fails or the time of the run is over."""
         if not ns:
             return
-        if exposed:
-            self._raise_if_failed()
+        self._raise_if_failed()
         start, full_end = self.now, self.now + ns
         end = min(full_end, self.limit_ns)
-        self._pass_time(end, "failure" if exposed else None)
+        self._pass_time(end, "failure")
         self._record(state, start, self.now)
         if self.now < end:
             raise _FailedError
@@ -316,12 +317,9 @@ class _Run:
                 raise RunError(f"training_run: {message}; it may never be reached")
             self.life.lost_ns += self.work_ns - work_ns
             self.step, self.saved = step, (step, self.work_ns)
-            undetected_ns = {
-                "send-recv": 0,
-                "health-check": -self.now % (self.plan.health_check_ns or 1),  # at the next one
-                "timeout": self.plan.timeout_ns,
-            }[cause.detect]
-            self._spend("detecting", undetected_ns, exposed=False)
+            start = self.now
+            self._pass_time(min(start + self._unnoticed_ns(cause), self.limit_ns), "notice")
+            self._record("detecting", start, self.now)
             self.failed = None
             self._raise_if_failed()
             while (restart := self.recovery.after_failure(self._fleet())) is None:
@@ -331,6 +329,14 @@ class _Run:
                 return
             except _FailedError:
                 continue
+
+    def _unnoticed_ns(self, cause: Failure) -> int:
+        """Return how long the others do not notice a failure that happens now."""
+        return {
+            "send-recv": 0,
+            "health-check": -self.now % (self.plan.health_check_ns or 1),  # at the next one
+            "timeout": self.plan.timeout_ns,
+        }[cause.detect]
 
     def _wait(self) -> None:
         """Wait until a machine returns from repair."""

@@ -174,6 +174,16 @@ def test_an_asynchronous_checkpoint_waits_until_the_last_one_is_written() -> Non
     assert picture(life) == "computing 0-10, saving 10-11, computing 11-21, saving 21-27, computing 27-37"
 
 
+@pytest.mark.parametrize(("second_ns", "until"), [(4, 4), (9, 9), (14, 14), (15, 14)], ids=str)
+def test_of_two_failures_the_one_that_is_noticed_first_ends_the_detection(second_ns: int, until: int) -> None:
+    """The collective would give up at 14; a broken connection is noticed at once."""
+    slow, quick = broken((4, 0), detect="timeout"), broken((second_ns, 1))
+    plan = TrainingPlan(10, 1, None, 2, 1, failures=slow + quick, restart_ns=1, timeout_ns=10)
+    life = live(plan, RestartJob())
+    assert life.time_ns["detecting"] == until - 4
+    assert sum(life.interruptions.values()) == (2 if second_ns > until else 1)
+
+
 def test_a_checkpoint_by_time_comes_at_the_end_of_a_step() -> None:
     life = live(TrainingPlan(10, 6, None, 1, checkpoints=Checkpoints(every_ns=15, save_ns=1)), RestartJob())
     assert picture(life) == "computing 0-20, saving 20-21, computing 21-41, saving 41-42, computing 42-62"
