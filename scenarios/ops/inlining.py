@@ -402,6 +402,7 @@ class _Scope:
         if not changing:
             raise self._error(name, ": the body of a loop changes none of its variables", "body")
         first = next(iter(changing))
+        unread: dict[str, list[str]] = {"body": [], "test": []}  # their last ops that nothing reads
 
         def inner_inputs(names: Mapping[str, str]) -> list[str]:
             return [names[p if p in changing else values[p]] for p in body.inputs]
@@ -409,20 +410,23 @@ class _Scope:
         def step(builder: GraphBuilder, names: dict[str, str]) -> dict[str, str]:
             pivot = cache(lambda: [self._identity(f"{name}/body", names[first])])
             free = frozenset(names[x] for p, x in values.items() if p not in changing)
-            results, _ = self._write(
+            results, ends = self._write(
                 body, f"{name}/body/", inner_inputs(names), "body", pivot=pivot, free=free
             )
+            unread["body"] = [end for end in ends if end not in results]
             return {p: r for p, r in zip(body.inputs, results, strict=True) if p in changing}
 
         def decide(builder: GraphBuilder, names: dict[str, str]) -> str:
             assert test is not None
-            results, _ = self._write(
+            results, ends = self._write(
                 test, f"{name}/test/", inner_inputs(names), "cond", pivot=lambda: [names[first]]
             )
+            unread["test"] = [end for end in ends if end not in results]
             return str(results[0])
 
         from scenarios.ops.control_flow import while_loop
 
+        parallel_iterations = attributes.get("parallel_iterations", 10)
         exits = while_loop(
             self.builder,
             name,
@@ -430,10 +434,24 @@ class _Scope:
             step,
             trips=attributes["trips"],
             invariants=list(dict.fromkeys(x for p, x in values.items() if p not in changing)),
-            parallel_iterations=attributes.get("parallel_iterations", 10),
+            parallel_iterations=parallel_iterations,
             condition=decide if test is not None else None,
         )
-        return [exits[p] if p in changing else values[p] for p in body.inputs], list(exits.values())
+        results = [exits[p] if p in changing else values[p] for p in body.inputs]
+        if not any(unread.values()):
+            return results, list(exits.values())
+
+        def add(kind: str, inputs: list[Any], after: Sequence[str] = (), **facts: Any) -> str:
+            edges = {"inputs": inputs, "after": after}
+            return self.builder.op(f"{name}/body_end/{kind}", kind=kind, duration_ns=0, **edges, **facts)
+
+        # A value that waits in each iteration for the ops that nothing reads: what follows waits for it.
+        frame = {"frame": name, "parallel_iterations": parallel_iterations}
+        enter = add("enter", [values[first]], attributes=frame)
+        merge = add("merge", [enter, (f"{name}/body_end/next_iteration", 1)])
+        switch = add("switch", [merge, f"{name}/cond"], unread["test"], outputs=(0, 0))
+        add("next_iteration", [f"{switch}:1"], unread["body"])
+        return results, [*exits.values(), add("exit", [switch])]
 
 
 def _shift_back(value: Any, distance: int) -> Any:

@@ -185,6 +185,25 @@ def test_what_follows_an_if_waits_for_all_of_its_branch_and_what_reads_a_result_
     assert [starts[name] for name in after] == [30, 20, 60]
 
 
+@pytest.mark.parametrize(("trips", "reads", "follows"), [(0, 11, 17), (1, 22, 61), (3, 44, 83)])
+def test_what_follows_a_while_waits_for_all_of_its_iterations_and_what_reads_a_result_does_not(
+    trips: int, reads: int, follows: int
+) -> None:
+    """Nothing reads `log`, in a branch of the body, nor `count` of the test."""
+    yes = function("yes", "i", {"f": {"inputs": ["i"]}, "log": {"inputs": ["i"], "duration_ns": 50}}, "f")
+    no = function("no", "i", {"g": {"inputs": ["i"]}}, "g")
+    body = {"p": {"inputs": ["i"], "duration_ns": 0, "attributes": {"outcome": True}}}
+    step = function("step", "i", body | {"c": use("if", "p i", **{"then": "yes", "else": "no"})}, "c")
+    calls = {"less": {"inputs": ["i"], "duration_ns": 1}, "count": {"inputs": ["i"], "duration_ns": 7}}
+    test = function("test", "i", calls, "less")
+    loop = use("while", "x", body="step", cond="test", trips=trips)
+    ops = {"x": {}, "c": loop, "reads": {"inputs": ["c"]}, "follows": {"after": ["c"]}}
+    machine = Machine((Device("cpu0", "cpu", workers=8),))
+    trace = checked(graph(ops, step, test, yes, no), machine, ReadyQueue())
+    starts = trace.to_pandas().set_index("op")["start_ns"]
+    assert (starts["reads"], starts["follows"]) == (reads, follows)
+
+
 @pytest.mark.parametrize("trips", [0, 1, 5])
 def test_a_functional_while_with_an_invariant_and_a_condition(trips: int) -> None:
     attributes = {"body": "step", "cond": "test", "trips": trips}
