@@ -11,6 +11,7 @@ from itertools import cycle
 from policies.option_checks import one_of, whole
 from sim import Device, Job
 from sim.base.errors import InputError
+from sim.base.options import need_names
 
 
 class SingleStream:
@@ -175,6 +176,7 @@ class PerKind:
 
     def __init__(self, streams: Mapping[str, int] | None = None) -> None:
         self.streams = streams
+        need_names(streams or (), "per-kind: streams")
         for kind, stream in (streams or {}).items():
             whole("per-kind", f"streams[{kind}]", stream, least=0)
 

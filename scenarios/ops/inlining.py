@@ -442,8 +442,8 @@ class _Scope:
             return results, list(exits.values())
 
         def add(kind: str, inputs: list[Any], after: Sequence[str] = (), **facts: Any) -> str:
-            edges = {"inputs": inputs, "after": after}
-            return self.builder.op(f"{name}/body_end/{kind}", kind=kind, duration_ns=0, **edges, **facts)
+            facts |= {"inputs": inputs, "after": after, "duration_ns": 0}
+            return self.builder.op(f"{name}/body_end/{kind}", kind=kind, **facts)
 
         # A value that waits in each iteration for the ops that nothing reads: what follows waits for it.
         frame = {"frame": name, "parallel_iterations": parallel_iterations}

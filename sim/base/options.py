@@ -408,6 +408,25 @@ def need_types(thing: object, owner: str, **types: type | tuple[type, ...]) -> N
             raise InputError(f"{owner}: {name} should be of type {first.__name__}, not {clip_repr(value)}")
 
 
+def need_names(names: Iterable[object], owner: str) -> None:
+    """Raise on a name that is no text.
+
+    Raises
+    ------
+    InputError
+        The message has the first such name.
+
+    Examples
+    --------
+    >>> need_names(["crane", 1], "machine: resources")
+    Traceback (most recent call last):
+    sim.base.errors.InputError: machine: resources: a name should be a text, not 1
+    """
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(f"{owner}: a name should be a text, not {clip_repr(name)}")
+
+
 def whole_numbers(
     answer: Any,
     source: str,

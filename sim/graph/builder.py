@@ -219,8 +219,8 @@ class GraphBuilder:
         """
         self._claim(name)
         for mapping in filter(None, (duration_by_kind, attributes)):
-            if not isinstance(mapping, Mapping):
-                raise GraphError(f"op {name!r}: {mapping!r} should be a mapping").about(name)
+            if not isinstance(mapping, Mapping) or not all(isinstance(key, str) for key in mapping):
+                raise GraphError(f"op {name!r}: {mapping!r} should be a mapping of names").about(name)
         index = len(self._ops)
         many = outputs if isinstance(outputs, Iterable) else (outputs,)
         sizes = tuple(_whole_number(name, size, "an output", " of bytes") for size in many)

@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.base.arrays import FloatArray, IntArray
 from sim.base.errors import InputError
-from sim.base.options import need_types, need_whole
+from sim.base.options import need_names, need_types, need_whole
 from sim.graph.graph import Graph
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ class Details:
         needed = "event_record_ns event_wait_ns wake_ns max_resident blocks_per_sm queues_per_core"
         optional = "sms dram_bytes_per_s copy_engines graph_launch_ns graph_gap_ns intra_op_pool"
         need_whole(self, "details", needed, optional)
+        need_types(self, "details", virtual_devices=Mapping)
+        need_names(self.virtual_devices, "details: virtual_devices")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -252,6 +254,8 @@ class Device:
         costs = by_kind.values() if isinstance(by_kind, Mapping) else [None]
         if not all(isinstance(ns, int | float | np.integer) and ns >= 0 and ns % 1 == 0 for ns in costs):
             raise InputError(f"{owner}: issue_ns_by_kind should be a mapping to whole ns, not {by_kind!r}")
+        need_names(by_kind, f"{owner}: issue_ns_by_kind")
+        need_names(self.kinds or (), f"{owner}: kinds")
         if self.cost is not None and not isinstance(self.cost, CostModel):
             raise InputError(
                 f"{owner}: its cost model, a {type(self.cost).__name__}, should extend "

@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.base.arrays import IntArray, distinct_rows
 from sim.base.errors import InputError, UnknownNameError, clip_repr
-from sim.base.options import need_types, need_whole, require_call
+from sim.base.options import need_names, need_types, need_whole, require_call
 from sim.base.units import format_bytes, format_count, format_duration
 from sim.machine.communicators import CollectiveModel
 from sim.machine.device import Device
@@ -133,9 +133,12 @@ class Host:
 
     def __post_init__(self) -> None:
         """Raise on a number of threads that is none, and on one name in place of several."""
-        need_whole(self, f"host {self.name!r}", "threads", least=1)
+        owner = f"host {self.name!r}"
+        need_whole(self, owner, "threads", least=1)
+        need_types(self, owner, name=str, process=str)
         if not isinstance(self.serves, tuple | list):
-            raise InputError(f"host {self.name!r}: serves should be a tuple of names, not {self.serves!r}")
+            raise InputError(f"{owner}: serves should be a tuple of names, not {self.serves!r}")
+        need_names(self.serves, f"{owner}: serves")
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,7 @@ class Machine:
             if not isinstance(value, Sequence) or not all(isinstance(entry, kind) for entry in value):
                 raise InputError(f"{attribute} should be a tuple of {kind.__name__}, not {clip_repr(value)}")
         need_types(self, "machine", routing=Routing, folding=(Folding, type(None)), resources=Mapping)
+        need_names(self.resources, "machine: resources")
         for name, number in self.resources.items():
             if not isinstance(number, int | np.integer) or number < 0:
                 raise InputError(f"resources: {name} should be a whole number from 0 on, not {number!r}")

@@ -21,7 +21,8 @@ from devices.describe.fields import (
 from devices.kinds import speedup
 from devices.machine import described_devices, make_device, make_machine
 from policies.issue.ready_queue import ReadyQueue
-from sim import Device, GraphBuilder, Link, Machine, simulate
+from policies.streams import PerKind
+from sim import Device, GraphBuilder, Host, Link, Machine, simulate
 from sim.base.errors import InputError, UnitError, UnknownNameError
 from sim.machine.device import Details
 from sim.machine.links import Routing
@@ -381,10 +382,21 @@ def test_merge_leaves_its_arguments_alone() -> None:
             {"resources": {"crane": 1.5}},
             "resources: crane should be a whole number from 0 on, not 1",
         ),
+        (Machine, {"resources": {1: 1}}, "machine: resources: a name should be a text, not 1"),
+        (Host, {"serves": (1,)}, "host 'h': serves: a name should be a text, not 1"),
+        (Device, {"issue_ns_by_kind": {1: 1}}, "device 'd': issue_ns_by_kind: a name should be a text"),
+        (Device, {"kinds": {1}}, "device 'd': kinds: a name should be a text, not 1"),
+        (Details, {"virtual_devices": {1: 1}}, "details: virtual_devices: a name should be a text, not 1"),
+        (PerKind, {"streams": {1: 1}}, "per-kind: streams: a name should be a text, not 1"),
     ],
 )
 def test_wrong_types_in_python_are_refused(kind: Any, wrong: dict[str, Any], message: str) -> None:
     one = {"name": "l", "source": "a", "destination": "b"}
-    right = {Device: {"name": "d"}, Link: one, Machine: {"devices": (Device("d"),)}}.get(kind, {})
+    right = {
+        Device: {"name": "d"},
+        Host: {"name": "h", "serves": ("d",)},
+        Link: one,
+        Machine: {"devices": (Device("d"),)},
+    }.get(kind, {})
     with pytest.raises(InputError, match=re.escape(message)):
         kind(**{**right, **wrong})

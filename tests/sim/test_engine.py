@@ -589,6 +589,8 @@ def test_iterations_and_distances_that_are_not_whole_are_refused(number: Any) ->
         ({"kind": ["matmul"]}, r"kind, device, dtype and phase should be text, not \['matmul'\]"),
         ({"device": 0}, "kind, device, dtype and phase should be text, not 0"),
         ({"attributes": "x"}, "op 'b': 'x' should be a mapping"),
+        ({"attributes": {1: "x"}}, "op 'b': {1: 'x'} should be a mapping of names"),
+        ({"duration_by_kind": {1: 5}}, "op 'b': {1: 5} should be a mapping of names"),
         ({"name": 7}, "an op or tensor needs a name, not 7"),
     ],
 )
