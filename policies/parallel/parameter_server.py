@@ -95,7 +95,9 @@ class ParameterServer:
                 after: list[Edge] = [(f"{worker}/{name}", 0) for name, d in record.after if not d]
                 name = f"{worker}/{record.name}"
                 records.make(replace(record, name=name, inputs=inputs, after=after, device=worker))
-        for update, server in placed:
+        # Servers work in the order in which gradients come; it matters where ops run in program order.
+        last = {parameter.update: k for k, parameter in enumerate(step.in_ready_order())}
+        for update, server in sorted(placed, key=lambda pair: last.get(pair[0].name, -1)):
             self._serve(records, step, update, server, workers)
         return write(records)
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from policies import linearize, streams
 from policies.issue import program_order, ready_queue
+from policies.issue.virtual_machine import Sequential
 from policies.parallel.folding import fold, why_not
 from policies.parallel.parameter_server import ParameterServer
 from policies.parallel.rank_grid import OnRanks, Ranked, RankOrder, warn_of_unsummed
@@ -77,7 +78,7 @@ def compile_graph(case: Case, seed: int) -> tuple[Graph, Placement | None, Machi
             before = graph
             if isinstance(rewrite, ParameterServer):
                 policy = case.decisions.policy
-                if rewrite.asynchronous and isinstance(policy, program_order.InOrder):
+                if rewrite.asynchronous and isinstance(policy, program_order.InOrder | Sequential):
                     message = (
                         "servers take pushes as they come, and this policy runs their ops in a fixed order"
                     )

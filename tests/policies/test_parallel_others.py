@@ -12,12 +12,13 @@ from runs import checked
 
 from devices.cost.cost_models import FixedCost
 from devices.machine import make_machine
+from policies.issue.program_order import InOrder
 from policies.issue.ready_queue import ReadyQueue
 from policies.parallel.ddp import MegatronDDP
 from policies.parallel.parameter_server import ParameterServer
 from policies.parallel.training_step import TrainingStep
 from policies.rewrite.backward import TrainingRewrite
-from sim import Device, GraphBuilder, Machine
+from sim import Device, GraphBuilder, Machine, Policy
 from sim.base.errors import InputError
 from sim.explain.training import staleness
 from sim.job.noise import Noise
@@ -151,9 +152,20 @@ def test_a_run_says_how_stale_updates_were(tmp_path: Path) -> None:
     assert ["2", str(told["counts"][2]), f"{100 * told['counts'][2] / 8:.1f}%"] in rows
 
 
-def test_servers_that_take_pushes_as_they_come_have_no_fixed_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", [ReadyQueue, InOrder])
+def test_a_server_works_on_gradients_in_the_order_in_which_they_come(policy: type[Policy]) -> None:
+    """Those of w2, w1, w0 are there after 600, 800 and 900 ns; each takes 2 ns to sum and update."""
+    cpu = Device("ps", "cpu", workers=1, cost=FixedCost(1))
+    machine = Machine((*(Device(f"gpu{r}", cost=FixedCost(1)) for r in range(2)), cpu))
+    trace = checked(ParameterServer(2, ["ps"]).apply(layers([40] * 3)), machine, policy())
+    ends = trace.to_pandas().set_index("op")["end_ns"]
+    assert [ends[f"ps/w{k}/update"] for k in (2, 1, 0)] == [602, 802, 902]
+
+
+@pytest.mark.parametrize("policy", ["in-order", "sequential"])
+def test_servers_that_take_pushes_as_they_come_have_no_fixed_order(tmp_path: Path, policy: str) -> None:
     """In program order an early push waits for another worker's, so the workers would be synchronous."""
-    (tmp_path / "s.yaml").write_text(ASYNCHRONOUS.replace("ready-queue", "in-order"), encoding="utf-8")
+    (tmp_path / "s.yaml").write_text(ASYNCHRONOUS.replace("ready-queue", policy), encoding="utf-8")
     shown = sim("run", str(tmp_path / "s.yaml"))
     assert shown.exit_code == 2
     assert (
@@ -178,6 +190,6 @@ def test_pushes_and_pulls_go_over_the_links() -> None:
 def test_servers_take_parameters_in_turn() -> None:
     graph = ParameterServer(1, ["ps0", "ps1"]).apply(layers([40] * 3))
     updates = [name for name in graph.op_names if name.endswith("/update")]
-    assert updates == ["ps0/w0/update", "ps1/w1/update", "ps0/w2/update"]
+    assert updates == ["ps0/w2/update", "ps1/w1/update", "ps0/w0/update"]
     with pytest.raises(InputError, match="servers must be a list of devices"):
         ParameterServer(1, 2)  # type: ignore[arg-type]
