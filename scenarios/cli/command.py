@@ -134,6 +134,9 @@ def _named_in(name: str) -> Iterator[tuple[str, str]]:
                     yield str(document.file(text)), f"which {name} names"
 
 
+_PICTURES: Final = frozenset({"chart", "draw", "gantt", "plot"})
+
+
 class _Sim(TyperGroup):
     """Creates verbs when they are named, and turns errors into exit statuses, for shells and tests alike."""
 
@@ -152,6 +155,12 @@ class _Sim(TyperGroup):
         elif cmd_name not in self.commands:
             self.list_commands(ctx)
         return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return a verb; for the name of a picture, say which option draws it (typer would suggest import)."""
+        if self.get_command(ctx, args[0]) is None and args[0] in _PICTURES and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. A picture of a run: sim run SCENARIO --gantt FILE.png")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return all verbs after creating them: ours, then those of other packages."""

@@ -306,3 +306,14 @@ def test_characters_that_the_font_lacks_are_told_once(tmp_path: Path) -> None:
     said = [line for line in done.stderr.splitlines() if "warning" in line]
     assert len(said) == 1
     assert "has no glyph for" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("verb", "told"), [("plot", "sim run SCENARIO --gantt"), ("polices", "Did you mean 'policies'")]
+)
+def test_an_unknown_verb_is_told_what_is_there(verb: str, told: str) -> None:
+    """`plot` looks like `import` to difflib, and is an option of `run`."""
+    result = sim(verb, "x.yaml")
+    assert result.exit_code == 2
+    assert told in " ".join(result.stderr.replace("│", " ").split())
+    assert "import" not in result.stderr
