@@ -31,6 +31,9 @@ __all__ = ["ScenarioFile", "ScenarioTest", "simulate"]
 _UPDATED: Final = pytest.StashKey[list[str]]()
 """What ``--sim-update`` wrote, a line each."""
 
+_TABLES: Final = pytest.StashKey[dict[tuple[Path, str], str]]()
+"""Tables of ops that it wrote."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add options, which begin with ``--sim-``, and ``sim_check`` of the configuration."""
@@ -53,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse to write from several processes at once."""
     config.stash[_UPDATED] = []
+    config.stash[_TABLES] = {}
     several = hasattr(config, "workerinput") or config.getoption("numprocesses", None)
     if config.getoption("--sim-update") and several:
         raise pytest.UsageError("--sim-update writes files, which only one process may: add -n 0")
@@ -60,7 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say what ``--sim-update`` wrote."""
-    if lines := config.stash[_UPDATED]:
+    tables = [f"{table}: the schedule of {run}" for (table, _), run in config.stash[_TABLES].items()]
+    if lines := config.stash[_UPDATED] + tables:
         terminalreporter.section("sim: new values")
         for line in lines:
             terminalreporter.line(line)
@@ -103,7 +108,7 @@ def simulate(request: pytest.FixtureRequest) -> Simulate:
         pytest.fail(f"simulate: {found}", pytrace=False)
     from scenarios.simulate_fixture import Simulate
 
-    new_tables = request.config.stash[_UPDATED] if request.config.getoption("--sim-update") else None
+    new_tables = request.config.stash[_TABLES] if request.config.getoption("--sim-update") else None
     return Simulate(request.path, new_tables, _allowed(request.config))
 
 
@@ -147,7 +152,8 @@ class ScenarioTest(pytest.Item):
         """Run it, check the invariants of its trace, and fail with every expectation that does not hold."""
         from scenarios.regression import check_case
 
-        checked: Checked = check_case(self.case, new_values=self.config.getoption("--sim-update"))
+        rewritten = self.config.stash[_TABLES] if self.config.getoption("--sim-update") else None
+        checked: Checked = check_case(self.case, rewritten=rewritten)
         short = os.path.relpath(self.path, self.config.invocation_params.dir)
         lines = [line.replace(f"{self.path}:", f"{short}:") for line in checked.messages]
         if checked.exit_status:

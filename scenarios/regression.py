@@ -139,20 +139,26 @@ def _rounding(key: str) -> Context:
 #                                  1f1b,a,0,...
 
 
-def write_golden(path: Path, run: FinishedRun, holders: Sequence[str] = ()) -> None:
+Rewritten = dict[tuple[Path, str], str]
+"""Tables that were rewritten in one go, each with the run of the rows (none: all rows) -> whose schedule."""
+
+
+def write_golden(path: Path, run: FinishedRun, rewritten: Rewritten, holders: Sequence[str] = ()) -> None:
     """Write the schedule of a run into a table, and keep the rows of other runs.
 
     Parameters
     ----------
     path : path
     run : FinishedRun
+    rewritten : dict
+        Grows by this table.
     holders : sequence of str
         All runs that are compared to the table. If there are others, a column names the run of each row.
 
     Raises
     ------
     InputError
-        The file exists and is no table of ops, or it cannot be written.
+        The file exists and is no table of ops, cannot be written, or was just written for another run.
     """
     import pandas as pd
 
@@ -169,7 +175,12 @@ def write_golden(path: Path, run: FinishedRun, holders: Sequence[str] = ()) -> N
             tables = {label: old[old["policy"].astype(str) == label] for label in runs}
     rows = run.trace.to_pandas(transfers=True)
     tables[run.policy] = rows
-    if others or len(tables) > 1:
+    named = others or len(tables) > 1
+    key, whole = (path.resolve(), run.policy if named else ""), (path.resolve(), "")
+    if key in rewritten or whole in rewritten:
+        raise InputError(f"{path.name} was just written for another run; give each its own table")
+    rewritten[key] = run.policy
+    if named:
         for label, table in tables.items():
             tables[label] = table.drop(columns="policy", errors="ignore").copy()
             tables[label].insert(0, "policy", label)
@@ -275,8 +286,8 @@ class Updated(NamedTuple):
     done: bool
 
 
-def update(result: Result) -> list[Updated]:
-    """Replace expectations that failed by the actual results.
+def update(result: Result, rewritten: Rewritten) -> list[Updated]:
+    """Replace expectations that failed by the actual results; `rewritten` grows by their tables.
 
     Raises
     ------
@@ -288,7 +299,7 @@ def update(result: Result) -> list[Updated]:
     for outcome in result.outcomes:
         if not outcome.passed:
             try:
-                values, change = _changes(outcome, result, read)
+                values, change = _changes(outcome, result, read, rewritten)
                 texts = {(node.place.line, node.place.column): text for node, text in values}
                 if any(new.get(place, text) != text for place, text in texts.items()):
                     raise InputError("another condition needs another value at the same place (an alias)")
@@ -302,14 +313,16 @@ def update(result: Result) -> list[Updated]:
 
 
 def _changes(
-    outcome: Outcome, result: Result, read: Callable[[Path], Node]
+    outcome: Outcome, result: Result, read: Callable[[Path], Node], rewritten: Rewritten
 ) -> tuple[list[tuple[Node, str]], str]:
     """Return scalars and their new text, and what is said of them; a table is written at once."""
     expectation = outcome.expectation
     if (table := expectation.table) is not None:
+        if table.exists():
+            _node(expectation, expectation.loc, read(expectation.document.path))
         expected = result.case.base.expected_cases()
         holders = [case.label for case in expected if any(one.table == table for one in case.expectations)]
-        write_golden(table, result, holders)
+        write_golden(table, result, rewritten, holders)
         return [], str(outcome.condition["equals"])
     current = _node(expectation, expectation.loc, read(expectation.document.path))
     if result_named(outcome.result).unit is ORDER:
@@ -421,7 +434,7 @@ class Checked:
 
 
 def check_file(
-    path: str | Path, allowed: Allowed = NOTHING, *, new_values: bool = False
+    path: str | Path, allowed: Allowed = NOTHING, *, rewritten: Rewritten | None = None
 ) -> Iterator[Checked]:
     """Run every case of a scenario that has expectations, and check the invariants of its trace.
 
@@ -430,8 +443,9 @@ def check_file(
     path : path
     allowed : Allowed
         Whether the scenario may name ``module:Class``, and files outside its own folder.
-    new_values : bool
-        Whether values that do not hold are replaced by the actual results.
+    rewritten : dict, optional
+        Values that do not hold are replaced by the actual results, and this grows by the tables of ops. None:
+        nothing is replaced.
 
     Yields
     ------
@@ -447,16 +461,16 @@ def check_file(
     if not cases:
         yield Checked(str(path), "")
     for case in cases:
-        yield check_case(case, new_values=new_values)
+        yield check_case(case, rewritten=rewritten)
 
 
-def check_case(case: Case, *, new_values: bool = False) -> Checked:
+def check_case(case: Case, *, rewritten: Rewritten | None = None) -> Checked:
     """Run one case, and check the invariants of its trace and its expectations; see `check_file`."""
     path = str(case.scenario.document.path)
     try:
-        result = run_case(case, check=True, new_tables=new_values)
+        result = run_case(case, check=True, new_tables=rewritten is not None)
         result.share()
-        updated = tuple(update(result)) if new_values else None
+        updated = None if rewritten is None else tuple(update(result, rewritten))
         unused, outcomes = tuple(unused_devices(result.trace)), result.outcomes
         expected = any(outcome.expectation.result == "failed" for outcome in outcomes)
         failed = "" if expected else failure_text(result.trace)

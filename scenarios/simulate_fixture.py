@@ -26,7 +26,7 @@ from scenarios.fields.results import Value, result_of_run
 from scenarios.file.document import Document
 from scenarios.file.faults import scenario_error
 from scenarios.file.yaml_read import read_yaml_text
-from scenarios.regression import write_golden
+from scenarios.regression import Rewritten, write_golden
 from scenarios.run.execute import names_of, run_case
 from scenarios.run.scenario import Scenario, scenario_of
 from sim.base.errors import InputError, SimError
@@ -82,7 +82,7 @@ class Simulated:
         Label of the run.
     document : Document
         Document to which messages refer: the test, or the scenario that it ran.
-    new_tables : list of str, optional
+    new_tables : dict, optional
         Tables of ops that were rewritten. None: none may be rewritten.
     """
 
@@ -90,7 +90,7 @@ class Simulated:
     summary: Mapping[str, Any]
     policy: str
     document: Document
-    new_tables: list[str] | None = None
+    new_tables: Rewritten | None = None
 
     @property
     def makespan_ns(self) -> int:
@@ -106,6 +106,7 @@ class Simulated:
         """Return the names of tasks in order of their starts, on all devices or one."""
         return list(self["order" if device is None else f"order.{device}"])
 
+    @in_short
     def __getitem__(self, name: str) -> Value:
         """Return a result by its name in ``expect:``, in base units.
 
@@ -149,8 +150,7 @@ class Simulated:
             if outcome.passed:
                 continue
             if expectation.table is not None and self.new_tables is not None:
-                write_golden(expectation.table, self)
-                self.new_tables.append(f"{expectation.table}: the schedule of {self.policy}")
+                write_golden(expectation.table, self, self.new_tables)
             else:
                 failed.append(outcome.text)
         if failed:
@@ -172,14 +172,14 @@ class Simulate:
     ----------
     test : Path
         File of the test: relative paths start at its folder.
-    new_tables : list of str, optional
+    new_tables : dict, optional
         See `Simulated`; given with ``--sim-update``.
     allowed : Allowed
         ``--sim-allow-code``, ``--sim-allow-outside``.
     """
 
     test: Path
-    new_tables: list[str] | None = None
+    new_tables: Rewritten | None = None
     allowed: Allowed = NOTHING
 
     def __repr__(self) -> str:

@@ -21,7 +21,15 @@ from pydantic import Field
 from devices.describe.quantities import Whole
 from sim.base import units
 from sim.base.arrays import IntArray
-from sim.base.errors import InfeasibleError, InputError, OutOfMemoryError, SimError, StuckError, hint
+from sim.base.errors import (
+    InfeasibleError,
+    InputError,
+    OutOfMemoryError,
+    SimError,
+    StuckError,
+    error_path,
+    hint,
+)
 from sim.base.options import check_value
 from sim.graph.attributes import flag
 from sim.job.job import Job
@@ -321,6 +329,8 @@ def result_of_run(full_name: str, summary: Summary, trace: Trace) -> Value:
     InputError
         The run has no such result.
     """
+    with error_path(full_name):
+        check_named(full_name)
     kind, _, name = full_name.partition(".")
     result = None
     with suppress(KeyError):  # this run has no such device or link

@@ -81,7 +81,7 @@ def test_a_file_is_read_and_written_once_for_all_that_failed(
     monkeypatch.setattr(regression, "rewrite_file", lambda path, new: written.append(new))
     head, _, _ = GOOD.partition("expect:")
     text = head + "expect: {makespan: 1us, tasks: 5, order: [b, a]}\n"
-    [checked] = check_file(write(tmp_path, text), new_values=True)
+    [checked] = check_file(write(tmp_path, text), rewritten={})
     assert checked.exit_status == 0
     assert [[*new.values()] for new in written] == [["45us", "4", "a", "b"]]
 
@@ -89,7 +89,7 @@ def test_a_file_is_read_and_written_once_for_all_that_failed(
 def test_an_alias_is_not_two_values(tmp_path: Path) -> None:
     """It was told as written twice, and the first condition no longer held."""
     head, _, _ = GOOD.partition("expect:")
-    [checked] = check_file(write(tmp_path, head + "expect: {makespan: &x 1us, end.a: *x}\n"), new_values=True)
+    [checked] = check_file(write(tmp_path, head + "expect: {makespan: &x 1us, end.a: *x}\n"), rewritten={})
     assert checked.exit_status == 1
     assert "not written: another condition needs another value" in str(checked)
     assert "{makespan: &x 45us, end.a: *x}" in (tmp_path / "s.yaml").read_text()
@@ -103,6 +103,19 @@ def test_what_stands_in_another_file_stays(tmp_path: Path) -> None:
     assert f"not written: it stands in {base}:13:13, and holds for more than this scenario" in result.stdout
     assert base.read_text() == GOOD
     assert "expect: {tasks: 4}" in over.read_text()
+
+
+def test_a_table_holds_the_schedule_of_one_scenario(tmp_path: Path) -> None:
+    """Each of several scenarios that name one table overwrote it, and all were said to hold."""
+    expect = "expect: {schedule: golden.csv}\n"
+    write(tmp_path, HEAD_OF_LINE + expect, "a.yaml")
+    write(tmp_path, HEAD_OF_LINE.replace("in-order", "ready-queue") + expect, "b.yaml")
+    write(tmp_path, "extends: a.yaml\npolicy: ready-queue\n", "c.yaml")
+    updated = sim("check", "--update", tmp_path).stdout
+    assert "not written: golden.csv was just written for another run; give each its own table" in updated
+    assert f"not written: it stands in {tmp_path / 'a.yaml'}:" in updated
+    checked = sim("check", tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in checked if ".yaml: " in line] == ["passed", "FAILED", "FAILED"]
 
 
 def test_a_tolerance_in_per_cent_makes_no_percentage(tmp_path: Path) -> None:
@@ -255,6 +268,6 @@ def test_a_file_is_checked_and_updated_in_turn(tmp_path: Path) -> None:
         f"{{label: w{k}, name: out-of-order, window: {k}, expect: {{makespan: 1us}}}}" for k in (1, 2, 4)
     )
     path = write(tmp_path, f"{HEAD_OF_LINE}compare: [{entries}]\n")
-    assert [one.exit_status for one in check_file(path, new_values=True)] == [0, 0, 0]
+    assert [one.exit_status for one in check_file(path, rewritten={})] == [0, 0, 0]
     assert [one.exit_status for one in check_file(path)] == [0, 0, 0]
     assert [part[:4] for part in path.read_text().split("makespan: ")[1:]] == ["80us", "70us", "50us"]

@@ -81,9 +81,11 @@ def test_what_does_not_hold_is_said(tmp_path: Path) -> None:
         InputError, match=r"test_it.py: expect.schedule: golden.csv: no such file; write it with"
     ):
         own.expect({"schedule": "golden.csv"})
-    written: list[str] = []
-    Simulate(tmp_path / "test_it.py", written)(DICT, policy=Lifo).expect({"schedule": "golden.csv"})
-    assert written == [f"{tmp_path}/golden.csv: the schedule of Lifo"]
+    updating = Simulate(tmp_path / "test_it.py", {})
+    updating(DICT, policy=Lifo).expect({"schedule": "golden.csv"})
+    assert updating.new_tables == {(tmp_path / "golden.csv", ""): "Lifo"}
+    with pytest.raises(InputError, match="was just written for another run"):
+        updating(DICT).expect({"schedule": "golden.csv"})
     own.expect({"schedule": "golden.csv"})
     with pytest.raises(AssertionError) as caught:
         fifo.expect({"schedule": "golden.csv"})
@@ -114,6 +116,7 @@ def test_mistakes(tmp_path: Path) -> None:
         (lambda: simulate(DICT).expect({"makspan": "1us"}), "unknown result 'makspan'; did you"),
         (lambda: simulate(DICT).expect({"tasks": {"at_mots": 1}}), "at_mots: no such key; did you"),
         (lambda: simulate(DICT).expect({"tasks": "1 x own"}), "there is no other run 'own'"),
+        (lambda: simulate(DICT)["makspan"], "unknown result 'makspan'; did you mean 'makespan'"),
         (lambda: simulate(DICT)["idle.gpu0"], "idle.gpu0: this run has no such result"),
         (lambda: simulate(DICT).order("gpu0"), "gpu0"),
     ):  # fmt: skip

@@ -13,7 +13,7 @@ from sim.base.plugins import NOTHING, Allowed
 from sim.base.units import format_count, parse_duration
 
 if TYPE_CHECKING:
-    from scenarios.regression import Checked
+    from scenarios.regression import Checked, Rewritten
 
 
 _RUN_FILES: Final = (
@@ -218,9 +218,10 @@ def check(
 
     format = "json" if json else format
     done: list[Checked] = []
+    rewritten: Rewritten | None = {} if update else None
     for path in scenario_files(paths):
         with running.progress(f"checking {path}"):
-            results = list(check_file(path, allowed, new_values=update))
+            results = list(check_file(path, allowed, rewritten=rewritten))
         done += results
         if format != "json":
             for one in results:
