@@ -159,39 +159,12 @@ def value_at(values: Mapping[str, Any], key: str) -> Any:
 #
 #     workload: {kinds: [tokenize], ops: {t: {kind: tokenize, duration: 3us}}}
 
-_FORMULAS: Final = """
-    reshape flatten squeeze unsqueeze identity stop_gradient dropout read_variable switch merge enter exit
-    next_iteration loop_cond shape size rank const no_op placeholder control_trigger arg retval send recv
-    constant_of_shape fill range eye_like zeros_like ones_like one_hot concat transpose pad cast tile expand
-    pack where compress depth_to_space space_to_depth reverse reverse_sequence scatter_elements scatter_nd
-    trilu copy gather gather_elements gather_nd slice strided_slice split unpack add sub mul div floor_div
-    mod pow relu abs neg sign ceil floor round sqrt rsqrt exp log sin cos tan asin acos atan sinh cosh tanh
-    asinh acosh atanh erf reciprocal square not and or xor is_nan is_inf equal not_equal greater less
-    greater_or_equal less_or_equal bitwise_and bitwise_or bitwise_xor bitwise_not bit_shift bias_add
-    relu_grad cum_sum clip relu6 leaky_relu prelu thresholded_relu squared_difference dequantize_linear elu
-    celu softplus softsign hard_sigmoid shrink sigmoid_grad tanh_grad rotary_embedding sigmoid selu
-    rsqrt_grad rms_norm softmax log_softmax gelu silu hard_swish quantize_linear mish gelu_grad
-    layer_norm_grad layer_norm instance_norm group_norm mean_variance_norm reduce_sum reduce_mean reduce_max
-    reduce_min reduce_prod reduce_all reduce_any argmax argmin global_average_pool global_max_pool
-    bias_add_grad max_pool_grad non_zero reduce_l1 reduce_l2 reduce_sum_square reduce_log_sum
-    reduce_log_sum_exp softmax_grad softmax_cross_entropy sparse_softmax_cross_entropy batch_norm_grad conv
-    conv_transpose depthwise_conv conv_input_grad conv_weight_grad matmul gemm einsum attention
-    attention_grad embedding_grad adam lstm gru rnn max_pool average_pool average_pool_grad lrn batch_norm
-    resize top_k unique add_n maximum minimum mean_n assign assign_add assign_sub dft grid_sample lp_pool
-    global_lp_pool non_max_suppression negative_log_likelihood_loss
-    multinomial embedding_bag search_sorted binary_cross_entropy binary_cross_entropy_with_logits stft
-"""
-WITH_FORMULA: Final = frozenset(_FORMULAS.split())
+_KINDS: Final = yaml_beside(__file__, "kinds.yaml")
+WITH_FORMULA: Final = frozenset(_KINDS["with_formula"].split())
 """Kinds whose cost follows from the shapes of their tensors (`scenarios.ops.op_costs.COSTS`)."""
-
-_OTHERS: Final = """
-    call if while all_reduce all_gather reduce_scatter alltoall
-    op task data draw load decode augment collate forward backward optimizer elementwise embedding conv2d
-    collective broadcast reduce all_to_all barrier synchronise wait post kernel memcpy memset relayout
-    layout_transform source sink variable sgd dropout_grad linear bmm moe moe_dispatch moe_combine
-    gated_activation rope quantize causal_conv1d gated_delta_rule
-"""
-KINDS: Final = frozenset((*WITH_FORMULA, *(f"{kind}_grad" for kind in WITH_FORMULA), *_OTHERS.split()))
+KINDS: Final = frozenset(
+    (*WITH_FORMULA, *(f"{kind}_grad" for kind in WITH_FORMULA), *_KINDS["others"].split())
+)
 """The built-in kinds."""
 
 BY_KIND: Final = tuple(
