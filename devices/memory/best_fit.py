@@ -252,9 +252,13 @@ class SegmentedAllocator(Allocator):
         segment = self.segments.pop(block.address)
         assert segment.whole() is block
         block.home.remove(block)
-        self.memory.free(segment.address, segment.size)
+        self._give_back(segment)
         self.device_frees += 1
         self._reserve(-segment.size)
+
+    def _give_back(self, segment: Segment) -> None:
+        """Give the addresses of a segment back to the device."""
+        self.memory.free(segment.address, segment.size)
 
     @abstractmethod
     def _rule(self, need: int, stream: int) -> tuple[FreeList, int, int]:

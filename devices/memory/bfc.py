@@ -182,18 +182,13 @@ class BfcAllocator(SegmentedAllocator):
         self._free.remove(block)
         return block
 
-    def _drop_segment(self, block: Block) -> None:
-        """Give a region back; see `SegmentedAllocator`."""
+    def _give_back(self, segment: Segment) -> None:
         if not self._contiguous:
-            super()._drop_segment(block)
+            super()._give_back(segment)
             return
-        region = self.segments.pop(block.address)
-        self._free.remove(block)
-        self.memory.release(region.size)
-        self.device_frees += 1
-        self._reserve(-region.size)
-        if region.address + region.size == self._arena + self._arena_used:
-            self._arena_used = region.address - self._arena
+        self.memory.release(segment.size)
+        if segment.address + segment.size == self._arena + self._arena_used:
+            self._arena_used = segment.address - self._arena
 
     def _collect(self, need: int) -> bool:
         """Give wholly free regions back, if that can leave `need` bytes below the limit (rule 7)."""
