@@ -8,6 +8,7 @@ colours of the tasks that ran then, as strong as the lane was busy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -52,16 +53,12 @@ def draw_bars(
     wide = bars.end - bars.start > end_ns / 400  # an edge around a thinner bar would hide it
     if not wide.all():
         _draw_mixed(ax, corners[~wide, 0], corners[~wide, 2], face[~wide])
-    groups: list[tuple[BoolArray, float, Any, str]] = []
-    for pattern in sorted(set(hatch.values())):
-        mask = wide & np.isin(bars.kind, [k for k, kind in enumerate(bars.kinds) if hatch[kind] == pattern])
-        groups.append((mask, 0.5, paper(), pattern))
-        if marked is not None:
-            groups.append((mask & marked, 1.0, ink(), pattern))
-    for some, edge, colour, pattern in groups:
+    edges = [(wide, 0.5, paper()), *([] if marked is None else [(wide & marked, 1.0, ink())])]
+    for pattern, (mask, edge, colour) in product(sorted(set(hatch.values())), edges):
+        some = mask & np.isin(bars.kind, [k for k, kind in enumerate(bars.kinds) if hatch[kind] == pattern])
         if some.any():
             collection = PolyCollection(
-                corners[some],  # type: ignore[arg-type]  # an array is drawn much faster than a list
+                corners[some],  # an array is drawn much faster than a list
                 facecolors=face[some],
                 edgecolors=colour,
                 linewidths=edge,
