@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -199,13 +199,12 @@ _NO_WORK: Final = frozenset({
 })  # fmt: skip
 """Operators that only view tensors, allocate them, or read one number back."""
 
-_FREE: Final = frozenset((*VIEWS, *WITHOUT_DATA))
+_FREE: Final = frozenset(("", *VIEWS, *WITHOUT_DATA))
 
 
 class CostedOperator(NamedTuple):
     """An operator with a formula."""
 
-    kind: str
     cost: Cost
     dtype: str | None
     attributes: dict[str, Any]
@@ -217,22 +216,23 @@ def known_cost(operator: Operator) -> CostedOperator | None:
     try:
         if name == "convolution_backward":
             return _convolution_backward(operator)
-        kind = _kind(operator)
-        if kind is None or kind in _FREE or name in _NO_WORK:
+        facts = _op_facts(operator)
+        if facts.kind in _FREE or name in _NO_WORK:
             return None
-        inputs, outputs = list(tensors(operator.inputs)), list(tensors(operator.outputs))
-        attributes = _attributes_of(name, _node(operator))
-        operands = tuple(map(_facts, aten.order_tensors(name, inputs)))
-        facts = OpFacts(kind, operands, tuple(map(_facts, outputs)), attributes)
-        dtype = math_dtype([value.dtype for value in inputs if value.dtype is not None])
-        return CostedOperator(kind, cost_of(facts), dtype, {**attributes, **measured_shape(facts)})
+        dtype = math_dtype([value.dtype for value in tensors(operator.inputs) if value.dtype is not None])
+        return CostedOperator(cost_of(facts), dtype, {**facts.attributes, **measured_shape(facts)})
     except _FORMULA_ERRORS:
         return None
 
 
-def _attributes_of(name: str, node: Any) -> dict[str, Any]:
+def _op_facts(operator: Operator) -> OpFacts:
+    """Return the facts for formulas; of an operator without one the kind is empty."""
+    name = aten.plain_name(operator.name)
     positional = name in aten.WINDOWS or name in aten.CAUSAL  # their arguments have other positions
-    return aten.attributes_of(name if positional else _OUTER_NAMES.get(name, name), node)
+    attributes = aten.attributes_of(name if positional else _OUTER_NAMES.get(name, name), _node(operator))
+    operands = aten.order_tensors(name, list(tensors(operator.inputs)))
+    read, written = (tuple(map(_facts, side)) for side in (operands, tensors(operator.outputs)))
+    return OpFacts(_kind(operator) or "", read, written, attributes)
 
 
 _PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "linear")
@@ -347,26 +347,23 @@ def _bytes_of(name: str, shapes: Sequence[Any], dtypes: Sequence[str | None]) ->
 def _sizes_of(name: str, shapes: Sequence[Any], values: bytes) -> dict[str, Any]:
     texts = json.loads(values) if values else []
     inputs = [_read_input(shape, *texts[i : i + 1]) for i, shape in enumerate(shapes)]
-    operator = Operator(0, 0, name, "", 0, 0, inputs, [])
+    operator = Operator(0, 0, name, "", 0, 0, inputs, inputs[:1])  # for now the output is as the first input
     plain = aten.plain_name(name)
     dims = [tensor.shape for tensor in tensors(inputs)]
     if plain == "convolution_backward":
         return _gradients_sizes(inputs)
     if plain in _FUSED:
         return _attention_sizes(inputs, *_FUSED[plain])
-    node, kind = _node(operator), _kind(replace(operator, outputs=inputs[:1]))
-    node.meta = _meta(inputs[0])
-    attributes = _attributes_of(plain, node)
-    facts = tuple(map(_facts, aten.order_tensors(plain, list(tensors(inputs)))))
-    shape = facts[0].shape
+    facts = _op_facts(operator)
+    shape = facts.input(0).shape
     if plain in _PRODUCTS:
-        shape = (*shape[:-1], dims[1][0] if plain == "linear" else facts[1].shape[-1])
+        shape = (*shape[:-1], dims[1][0] if plain == "linear" else facts.input(1).shape[-1])
     elif plain == "index_select":
-        axis = attributes["axis"]
+        axis = facts.attributes["axis"]
         shape = (*shape[:axis], *dims[1], *shape[axis:][1:])
     elif plain in _CONVOLUTIONS:
-        shape = _convolve(dims[0], dims[1], attributes)
-    return measured_shape(OpFacts(kind or "", facts, (TensorFacts(shape, 0),), attributes))
+        shape = _convolve(dims[0], dims[1], facts.attributes)
+    return measured_shape(facts._replace(outputs=(TensorFacts(shape, 0),)))
 
 
 def _read_input(shape: Any, value: str = "") -> Argument:
@@ -434,7 +431,7 @@ def _convolution_backward(operator: Operator) -> CostedOperator | None:
     macs = _facts(gradient).elements * _facts(weight).elements // max(1, weight.shape[0])
     flops = 2 * macs * sum(map(bool, mask[:2])) + _facts(gradient).elements * any(mask[2:3])
     cost = bytes_of(operator)._replace(flops=flops)
-    return CostedOperator("conv_grad", cost, gradient.dtype, _gradients_sizes(inputs))
+    return CostedOperator(cost, gradient.dtype, _gradients_sizes(inputs))
 
 
 def _facts(value: TensorValue) -> TensorFacts:

@@ -52,13 +52,7 @@ def arguments(event: Fields) -> Fields:
 
 def text(event: Fields, key: str) -> str:
     """Return a name; names are interned, because there are few."""
-    return _text(event[key], key)
-
-
-def _text(value: Any, key: str) -> str:
-    if not isinstance(_require(value, key), str):
-        raise ValueError(f"{key} is no text but {value!r:.40}")
-    return sys.intern(value)
+    return sys.intern(texts([event[key]], key)[0])
 
 
 def _require(value: Any, key: str) -> Any:
@@ -116,15 +110,17 @@ def whole_ns(value: Any, key: str) -> int:
 
 def texts(values: Sequence[Any], key: str) -> Sequence[str]:
     """Return names, like `text`."""
-    return values if {*map(type, values)} <= {str} else [_text(value, key) for value in values]
+    for value in values if not {*map(type, values)} <= {str} else ():
+        if not isinstance(_require(value, key), str):
+            raise ValueError(f"{key} is no text but {value!r:.40}")
+    return values
 
 
 def all_arguments(values: Sequence[Any]) -> Sequence[Fields]:
     """Return the ``args`` of events, like `arguments`."""
-    if not {*map(type, values)} <= {dict}:
-        for value in values:
-            if not isinstance(_require(value, "args"), dict):
-                raise ValueError(f"args is no object but {value!r:.40}")
+    for value in values if not {*map(type, values)} <= {dict} else ():
+        if not isinstance(_require(value, "args"), dict):
+            raise ValueError(f"args is no object but {value!r:.40}")
     return values
 
 

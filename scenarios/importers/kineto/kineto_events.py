@@ -81,12 +81,13 @@ def read_events(path: StrPath, number: int = 0) -> list[RecordedTrace]:
             pairs = zip(reports, ranks, strict=True)
             return [_trace(report.events, rank, None, report.gpus, report.kind) for report, rank in pairs]
     others: dict[str, Any] = {}
-    collected = EventColumns()
-    try:
-        for events in lists(path, "a trace", "traceEvents", others, columns.parse_events):
+    collected, before = EventColumns(), 0
+    for events in lists(path, "a trace", "traceEvents", others, columns.parse_events):
+        try:
             collected.take(events)
-    except _EVENT_ERRORS:
-        raise _first_error(path) from None
+        except _EVENT_ERRORS:
+            raise _first_error(path, events, before) from None
+        before += len(events)
     rank, world_size = _rank_and_size(path, others)
     with in_file(path):
         return [_trace(collected, rank, world_size, _names(others.get("deviceProperties")))]
@@ -100,15 +101,14 @@ def _names(properties: Any) -> dict[int, str]:
     }
 
 
-def _first_error(path: StrPath) -> InputError:
-    """Return the error for the first invalid event of a trace."""
-    before = 0
-    for events in lists(path, "a trace", "traceEvents", {}, columns.parse_events):
-        if _describe_error(events):
-            for n, event in enumerate(events, before):
-                if reason := _describe_error([event]):
-                    return InputError(f"{path}: traceEvents[{n}]{_event_name(event)}: {reason}")
-        before += len(events)
+def _first_error(path: StrPath, events: Sequence[Any], before: int) -> InputError:
+    """Return the error for the first invalid one of some events; `before` is the number of others."""
+    for n, event in enumerate(events, before):
+        try:
+            EventColumns().take([event])
+        except _EVENT_ERRORS as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else error
+            return InputError(f"{path}: traceEvents[{n}]{_event_name(event)}: {reason}")
     raise AssertionError("no event is wrong by itself")
 
 
@@ -116,15 +116,6 @@ def _event_name(event: Any) -> str:
     """Return the name of a parsed event for a message, or "" if it has none."""
     name = event.get("name") if isinstance(event, dict) else getattr(event, "name", None)
     return f" ({name:.60})" if isinstance(name, str) else ""
-
-
-def _describe_error(events: Sequence[Any]) -> str:
-    """Return what is wrong with the first invalid event, or "" if all are valid."""
-    try:
-        EventColumns().take(events)
-    except _EVENT_ERRORS as error:
-        return f"no {error}" if isinstance(error, KeyError) else str(error)
-    return ""
 
 
 def _trace(
@@ -185,8 +176,6 @@ def _trace(
 
 def _add_messages(tasks: list[GpuTask], taken_by: Mapping[int, tuple[str, int]]) -> None:
     """Add the bytes of collectives that are not noted with their kernels."""
-    if not taken_by:
-        return
     for i, task in enumerate(tasks):
         if task.communicates and task.message == (0, 0) and task.correlation in taken_by:
             nbytes = columns.bytes_exchanged(*taken_by[task.correlation], task.group_size)
@@ -200,8 +189,6 @@ def _add_sizes(
     operator_of: Mapping[int, tuple[str, int]],
 ) -> None:
     """Add the sizes of the operator (from `inputs`) around a launch to the longest of its kernels."""
-    if not operator_of:
-        return
     longest: dict[int, int] = {}
     for i, task in enumerate(tasks):
         name, n = operator_of.get(task.correlation, ("", UNSET))

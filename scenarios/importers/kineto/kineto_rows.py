@@ -298,13 +298,9 @@ def resolve_waits(noted: Iterable[Noted], records: Sequence[int]) -> Iterator[No
     before: dict[tuple[int, int | None], Noted] = {}
     for wait in waits:
         prior = before.get((wait.device, wait.event)) if records and wait.event is not None else None
-        if wait.recorded < 0 and prior is not None and not _is_any_between(records, prior.call, wait.call):
+        same = prior is not None and bisect.bisect(records, prior.call) == bisect.bisect(records, wait.call)
+        if wait.recorded < 0 and prior is not None and same:  # nobody recorded an event between them
             wait = wait._replace(on_stream=prior.on_stream, recorded=prior.recorded, asked=prior.asked)
         if wait.on_stream >= 0:
             before[wait.device, wait.event] = wait
             yield wait
-
-
-def _is_any_between(calls: Sequence[int], first: int, last: int) -> bool:
-    """Whether any of some calls came after `first` and before `last`."""
-    return bisect.bisect(calls, first) < bisect.bisect(calls, last)

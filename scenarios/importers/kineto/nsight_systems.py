@@ -204,10 +204,9 @@ def _wholes(table: str, column: str, values: Sequence[Any], minimum: int) -> Int
     with suppress(ValueError):
         if ((numbers := wholes(values, column)) >= minimum).all():
             return numbers
-    for n, value in enumerate(values):
-        if not isinstance(value, int) or not minimum <= value < 2**63:
-            raise InputError(f"{table}, row {n + 1}: {column}: {value!r:.40} is no whole number from 0 on")
-    return np.array(values, np.int64)
+    rows = enumerate(values, 1)
+    n, value = next(row for row in rows if not isinstance(row[1], int) or not minimum <= row[1] < 2**63)
+    raise InputError(f"{table}, row {n}: {column}: {value!r:.40} is no whole number from 0 on")
 
 
 def _process(serial: IntArray) -> IntArray:
