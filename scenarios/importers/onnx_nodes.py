@@ -219,12 +219,11 @@ def _attributes_of(node: Any) -> dict[str, Any]:
     """Return the attributes that are numbers or words."""
     from onnx import AttributeProto, helper
 
-    kinds = ("TENSOR", "TENSORS", "SPARSE_TENSOR", "GRAPH", "GRAPHS")
-    skipped = {AttributeProto.AttributeType.Value(kind) for kind in kinds}
+    tensors = (AttributeProto.TENSOR, AttributeProto.TENSORS, AttributeProto.SPARSE_TENSOR)
     attributes = {
         attribute.name: _plain(helper.get_attribute_value(attribute))
         for attribute in node.attribute
-        if attribute.type not in skipped
+        if attribute.type not in (*tensors, AttributeProto.GRAPH, AttributeProto.GRAPHS)
     }
     return attributes | {key: bool(attributes[key]) for key in attributes.keys() & {"training_mode"}}
 

@@ -186,37 +186,35 @@ _PARAMETERS = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 """Operators that stand for a variable, besides a Placeholder of a resource."""
 
 _KINDS = {
-    "Conv": "conv", "Conv2D": "conv", "Conv3D": "conv", "Conv2DBackpropInput": "conv_input_grad",
-    "Conv3DBackpropInput": "conv_input_grad", "Conv2DBackpropFilter": "conv_weight_grad",
-    "Conv3DBackpropFilter": "conv_weight_grad", "DepthwiseConv2dNative": "depthwise_conv",
-    "MatMul": "matmul", "BatchMatMul": "matmul", "RealDiv": "div", "DivNoNan": "div", "FloorMod": "mod",
-    "Mean": "reduce_mean", "Sum": "reduce_sum", "Max": "reduce_max", "Min": "reduce_min",
-    "Prod": "reduce_prod", "All": "reduce_all", "Any": "reduce_any", "ArgMax": "argmax",
-    "ArgMin": "argmin", "MaxPool3D": "max_pool", "AvgPool": "average_pool", "AvgPool3D": "average_pool",
-    "AvgPoolGrad": "average_pool_grad", "FusedBatchNorm": "batch_norm",
-    "FusedBatchNormGrad": "batch_norm_grad", "SoftmaxCrossEntropyWithLogits": "softmax_cross_entropy",
-    "SparseSoftmaxCrossEntropyWithLogits": "sparse_softmax_cross_entropy", "ExpandDims": "unsqueeze",
-    "IdentityN": "identity", "ReadVariableOp": "read_variable", "AssignVariableOp": "assign",
-    "AssignAddVariableOp": "assign_add", "AssignSubVariableOp": "assign_sub", "ShapeN": "shape",
-    "BroadcastGradientArgs": "shape", "ConcatOffset": "shape", "BroadcastTo": "expand", "MirrorPad": "pad",
-    "SplitV": "split", "Select": "where", "Relu6Grad": "relu_grad", "ResizeBilinear": "resize",
-    "ResizeNearestNeighbor": "resize", "LogicalAnd": "and", "LogicalOr": "or", "LogicalNot": "not",
-    "GreaterEqual": "greater_or_equal", "LessEqual": "less_or_equal", "_Arg": "arg", "_Retval": "retval",
-    "_Send": "send", "_HostSend": "send", "_Recv": "recv", "_HostRecv": "recv", "RefSwitch": "switch",
-    "RefMerge": "merge", "RefEnter": "enter", "RefExit": "exit", "RefNextIteration": "next_iteration",
+    "ConvBackpropInput": "conv_input_grad", "ConvBackpropFilter": "conv_weight_grad",
+    "DepthwiseConv2dNative": "depthwise_conv", "MatMul": "matmul", "BatchMatMul": "matmul", "RealDiv": "div",
+    "DivNoNan": "div", "FloorMod": "mod", "Mean": "reduce_mean", "Sum": "reduce_sum", "Max": "reduce_max",
+    "Min": "reduce_min", "Prod": "reduce_prod", "All": "reduce_all", "Any": "reduce_any", "ArgMax": "argmax",
+    "ArgMin": "argmin", "AvgPool": "average_pool", "AvgPoolGrad": "average_pool_grad",
+    "FusedBatchNorm": "batch_norm", "FusedBatchNormGrad": "batch_norm_grad",
+    "SoftmaxCrossEntropyWithLogits": "softmax_cross_entropy", "ExpandDims": "unsqueeze",
+    "SparseSoftmaxCrossEntropyWithLogits": "sparse_softmax_cross_entropy", "IdentityN": "identity",
+    "ReadVariableOp": "read_variable", "AssignVariableOp": "assign", "AssignAddVariableOp": "assign_add",
+    "AssignSubVariableOp": "assign_sub", "ShapeN": "shape", "BroadcastGradientArgs": "shape",
+    "ConcatOffset": "shape", "BroadcastTo": "expand", "MirrorPad": "pad", "Select": "where",
+    "Relu6Grad": "relu_grad", "ResizeBilinear": "resize", "ResizeNearestNeighbor": "resize",
+    "LogicalAnd": "and", "LogicalOr": "or", "LogicalNot": "not", "GreaterEqual": "greater_or_equal",
+    "LessEqual": "less_or_equal",
 }  # fmt: skip
+_DECORATION = re.compile(r"^(_Host|_|Ref(?=[A-Z]))|[23]D(?=Backprop|$)|V\d*$")
+"""Ends of names that do not matter: where, in how many axes, in which version."""
 
 
 def kind_of(op: str) -> str:
-    """Return the op kind of a TensorFlow operator; its version (``ConcatV2``) does not matter.
+    """Return the op kind of a TensorFlow operator; its version (``ConcatV2``) and axes do not matter.
 
     Examples
     --------
     >>> [kind_of(op) for op in ("Conv2D", "ConcatV2", "FusedBatchNormV3", "NextIteration", "NoOp", "Mean")]
     ['conv', 'concat', 'batch_norm', 'next_iteration', 'no_op', 'reduce_mean']
     """
-    plain = re.sub(r"V\d+$", "", op)
-    return _KINDS.get(op) or _KINDS.get(plain) or dtypes.snake_case(plain)
+    plain = _DECORATION.sub("", op)
+    return _KINDS.get(plain) or dtypes.snake_case(plain)
 
 
 def op_facts(

@@ -52,46 +52,39 @@ _VIEWS = """view reshape _unsafe_view flatten unflatten squeeze unsqueeze permut
     numpy_T matrix_H mH adjoint"""
 
 _NAMES: Final = """
-    and: logical_and __and__ __iand__ | atan: atan2 | attention: scaled_dot_product_attention
-      _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
-      _scaled_dot_product_efficient_attention | average_pool: avg_pool1d avg_pool2d avg_pool3d
-      adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d |
+    atan: atan2 |
+    attention: scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu
+      _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention |
+    average_pool: avg_pool adaptive_avg_pool |
     batch_norm: _native_batch_norm_legit_functional _native_batch_norm_legit_no_training |
-    bit_shift: __lshift__ __rshift__ __ilshift__ __irshift__ bitwise_left_shift bitwise_right_shift |
-    cast: to _to_copy type_as float | clip: clamp hardtanh nan_to_num |
-    concat: cat stack complex block_diag select_scatter slice_scatter |
-    conv: conv1d conv2d conv3d convolution |
-    conv_transpose: conv_transpose1d conv_transpose2d conv_transpose3d | copy: clone roll im2col |
-    cum_sum: cumsum cumprod cummax cummin | depth_to_space: pixel_shuffle | dft: fft_rfft fft_irfft |
-    equal: eq | erf: erfc erfinv | exp: expm1 exp2 | fill: full zeros ones empty full_like zeros_like
-      ones_like scalar_tensor arange new_zeros new_ones new_full zero empty_like new_empty eye linspace rand
-      rand_like randn randn_like randint randperm bernoulli exponential normal uniform
-      tril_indices triu_indices hann_window | floor: trunc |
+    bit_shift: lshift rshift bitwise_left_shift bitwise_right_shift | cast: to _to_copy type_as float |
+    clip: clamp hardtanh nan_to_num | concat: cat stack complex block_diag select_scatter slice_scatter |
+    conv: convolution | copy: clone roll im2col | cum_sum: cumsum cumprod cummax cummin |
+    depth_to_space: pixel_shuffle | dft: fft_rfft fft_irfft | equal: eq | erf: erfc erfinv | exp: expm1 exp2 |
+    fill: full zeros ones empty full_like zeros_like ones_like scalar_tensor arange new_zeros new_ones
+      new_full zero empty_like new_empty eye linspace rand rand_like randn randn_like randint randperm
+      bernoulli exponential normal uniform tril_indices triu_indices hann_window | floor: trunc |
     floor_div: floor_divide | gather: embedding index index_select take | gather_elements: take_along_dim |
-    gemm: addmm baddbmm addmv | greater: gt | greater_or_equal: ge |
-    grid_sample: grid_sampler grid_sampler_2d grid_sampler_3d | gru: gru_cell | hard_sigmoid: hardsigmoid |
-    hard_swish: hardswish | is_inf: isinf isfinite | is_nan: isnan | layer_norm: native_layer_norm |
-    leaky_relu: rrelu | less: lt | less_or_equal: le | log: log1p log2 log10 | log_softmax: _log_softmax |
-    lstm: lstm_cell | matmul: mm bmm _int_mm dot mv cdist | max_pool: max_pool1d max_pool2d max_pool3d
-      adaptive_max_pool2d adaptive_max_pool1d adaptive_max_pool3d max_pool1d_with_indices
-      max_pool2d_with_indices max_pool3d_with_indices | mod: remainder fmod | mul: outer deg2rad rad2deg |
-    negative_log_likelihood_loss: nll_loss nll_loss_nd nll_loss2d | not: logical_not | not_equal: ne |
-    or: logical_or __or__ __ior__ | pad: constant_pad_nd diag_embed reflection_pad1d reflection_pad2d
-      replication_pad1d replication_pad2d replication_pad3d | reduce_all: all | reduce_any: any |
-    reduce_l1: l1_loss | reduce_l2: linalg_vector_norm norm std var std_mean var_mean |
-    reduce_log_sum_exp: logsumexp | reduce_max: amax max | reduce_mean: mean nanmean |
-    reduce_min: amin min | reduce_prod: prod | reduce_sum: sum nansum count_nonzero |
-    reduce_sum_square: mse_loss | relu: clamp_min clamp_max | reverse: flip fliplr flipud rot90 |
+    gemm: addmm baddbmm addmv | greater: gt | greater_or_equal: ge | grid_sample: grid_sampler |
+    gru: gru_cell | hard_sigmoid: hardsigmoid | hard_swish: hardswish | is_inf: isinf isfinite |
+    is_nan: isnan | layer_norm: native_layer_norm | leaky_relu: rrelu | less: lt | less_or_equal: le |
+    log: log1p log2 log10 | log_softmax: _log_softmax | lstm: lstm_cell |
+    matmul: mm bmm _int_mm dot mv cdist | max_pool: adaptive_max_pool max_pool_with_indices |
+    mod: remainder fmod | mul: outer deg2rad rad2deg | negative_log_likelihood_loss: nll_loss nll_loss_nd |
+    not_equal: ne | pad: constant_pad_nd diag_embed reflection_pad replication_pad | reduce_all: all |
+    reduce_any: any | reduce_l1: l1_loss | reduce_l2: linalg_vector_norm norm std var std_mean var_mean |
+    reduce_log_sum_exp: logsumexp | reduce_max: amax max | reduce_mean: mean nanmean | reduce_min: amin min |
+    reduce_prod: prod | reduce_sum: sum nansum count_nonzero | reduce_sum_square: mse_loss |
+    relu: clamp_min clamp_max | reverse: flip fliplr flipud rot90 |
     rnn: rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell |
-    scatter_elements: scatter scatter_add index_add
-      index_copy index_fill index_put masked_scatter scatter_reduce col2im |
-    search_sorted: searchsorted bucketize | shrink: hardshrink softshrink | sign: sgn | silu: glu |
-    softmax: _softmax | softplus: log_sigmoid |
-    space_to_depth: pixel_unshuffle | sparse_softmax_cross_entropy: cross_entropy_loss | sub: rsub |
-    thresholded_relu: threshold | tile: repeat repeat_interleave | top_k: topk sort argsort |
-    transpose: channel_shuffle | trilu: tril triu | where: masked_fill | xor: logical_xor __xor__ __ixor__
+    scatter_elements: scatter scatter_add index_add index_copy index_fill index_put masked_scatter
+      scatter_reduce col2im | search_sorted: searchsorted bucketize | shrink: hardshrink softshrink |
+    sign: sgn | silu: glu | softmax: _softmax | softplus: log_sigmoid | space_to_depth: pixel_unshuffle |
+    sparse_softmax_cross_entropy: cross_entropy_loss | sub: rsub | thresholded_relu: threshold |
+    tile: repeat repeat_interleave | top_k: topk sort argsort | transpose: channel_shuffle |
+    trilu: tril triu | where: masked_fill
 """
-"""Kind of op → names of ATen's operators."""
+"""Kind of op → names of ATen's operators, without decoration: ``conv`` is also ``conv2d``."""
 _RENAMED: Final = {
     name: kind
     for kind, _, names in (line.strip().partition(":") for line in _NAMES.split("|"))
@@ -99,6 +92,7 @@ _RENAMED: Final = {
 }
 
 _IN_PLACE: Final = re.compile(r".*[^_]_|.*::__i(and|or|xor|lshift|rshift)__")
+_DECORATION: Final = re.compile(r"_?[123]d(?=_|$)|^logical_|^__i?(?=(and|or|xor|lshift|rshift)__$)|__$")
 _RESIZE: Final = re.compile("_?upsample_.*(nearest|cubic|linear)")
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _CELLS: Final = frozenset({"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"})
@@ -151,7 +145,8 @@ def kind_of(name: str, node: Any) -> str | None:
         return "mul" if all(node.args[1:3]) else "identity"
     if name == "linear":
         return "gemm" if len(node.args) > 2 and node.args[2] is not None else "matmul"
-    kind = "resize" if _RESIZE.match(name) else _RENAMED.get(name, name)
+    plain = _DECORATION.sub("", name)
+    kind = "resize" if _RESIZE.match(name) else _RENAMED.get(plain, plain)
     if name in ("max", "min") and len([*_tensors(node.args)]) > 1:
         return f"{name}imum"
     if kind == "cast" and source is not None and source.dtype == node.meta["val"].dtype:
@@ -219,6 +214,12 @@ WINDOWS: Final = {
 }
 """Convolution -> positions of its arguments of `_CONV` (ATen/native/native_functions.yaml)."""
 
+_POOLS: Final = {
+    **{f"max_pool{n}d{more}": (2, 3, 4) for n in (1, 2, 3) for more in ("", "_with_indices")},
+    **{f"avg_pool{n}d": (2, 3, 99) for n in (1, 2, 3)},  # without dilation
+}
+"""The same for pools, whose windows are their first argument."""
+
 CAUSAL: Final = {
     "scaled_dot_product_attention": 5,
     "_scaled_dot_product_flash_attention": 4,
@@ -245,23 +246,15 @@ def attributes_of(name: str, node: Any) -> dict[str, Any]:
     def argument_at(position: int, key: str, default: Any = None) -> Any:
         return args[position] if len(args) > position else node.kwargs.get(key, default)
 
-    if name.startswith(("max_pool", "avg_pool")):
-        padding, dilation = _numbers(argument_at(3, "padding")), _numbers(argument_at(4, "dilation"))
-        windows = {
-            "kernel_shape": _numbers(args[1]),
-            "strides": _numbers(argument_at(2, "stride"))
-            or _numbers(args[1]),  # none: windows do not overlap
-            "pads": padding * (2 if len(padding) == len(_numbers(args[1])) else 1),
-            "dilations": dilation if name.startswith("max_pool") else [],
-        }
-        return {key: numbers for key, numbers in windows.items() if numbers}
-    if (order := WINDOWS.get(name)) is not None:
+    if (order := WINDOWS.get(name, _POOLS.get(name))) is not None:
         stride, padding, dilation = (
             _numbers(argument_at(place, key)) for place, key in zip(order, _CONV, strict=True)
         )
-        axes = len(node.meta["val"].shape) - 2
+        kernel = _numbers(args[1]) if name in _POOLS else []
+        axes = len(kernel) or len(node.meta["val"].shape) - 2
         pads = padding * 2 if len(padding) == axes else padding * 2 * axes if len(padding) == 1 else []
-        windows = {"strides": stride, "pads": pads, "dilations": dilation}
+        # Windows of a pool without a stride do not overlap.
+        windows = {"kernel_shape": kernel, "strides": stride or kernel, "pads": pads, "dilations": dilation}
         return {key: numbers for key, numbers in windows.items() if numbers}
     if name in CAUSAL:
         return {"is_causal": bool(argument_at(CAUSAL[name], "is_causal", False))}

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -92,10 +93,9 @@ def notes_of(path: StrPath, graph: StrPath, trace: RecordedTrace) -> list[Kernel
         in_place = task.communicates and not operator.writes  # as a collective without outputs works
         key = operator.id, step, task.device, task.stream
         touches.append(Touch(key, operator.reads, operator.reads if in_place else operator.writes))
-    flows = [flow.renumber(numbers) for flow in tensor_flow(touches)]
-    facts, attributes = _share_facts(tasks, launched, touched, by_id)
-    notes = dict(zip(numbers, map(KernelNotes, flows, facts, attributes), strict=True))
-    return [notes[i] for i in range(len(numbers))]
+    notes = [KernelNotes(flow.renumber(numbers), {}, {}) for flow in tensor_flow(touches)]
+    _share_facts(notes, tasks, launched, touched, by_id)
+    return [note for _, note in sorted(zip(numbers, notes, strict=True), key=itemgetter(0))]
 
 
 def _walk_outward(operator: Operator | None, by_id: Mapping[int, Operator]) -> Iterator[Operator]:
@@ -108,14 +108,13 @@ def _walk_outward(operator: Operator | None, by_id: Mapping[int, Operator]) -> I
 
 
 def _share_facts(
+    notes: Sequence[KernelNotes],
     tasks: Sequence[GpuTask],
     launched: Sequence[tuple[Operator | None, int]],
     touched: Sequence[Operator | None],
     by_id: Mapping[int, Operator],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return facts and attributes of each task, of which an operator's tasks have their shares."""
-    facts: list[dict[str, Any]] = [{} for _ in tasks]
-    attributes: list[dict[str, Any]] = [{} for _ in tasks]
+) -> None:
+    """Note facts and attributes of each task, of which an operator's tasks have their shares."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
 
     @cache
@@ -126,7 +125,7 @@ def _share_facts(
         if task.communicates and nearest is not None:
             read = sum(tensor.nbytes for tensor in nearest.reads)
             written = sum(tensor.nbytes for tensor in nearest.writes) or read
-            facts[i] = {"bytes_read": read, "bytes_written": written}
+            notes[i].facts.update(bytes_read=read, bytes_written=written)
         elif nearest is not None:
             costed = (op for op in _walk_outward(operator, by_id) if cost_of(op.id) is not None)
             groups[next(costed, nearest).id, step].append(i)
@@ -138,15 +137,15 @@ def _share_facts(
         main = max(members, key=lambda i: tasks[i].duration_ns)  # it has the sizes of the operator
         for i, (flops, read, written) in zip(members, shares, strict=True):
             sizes = {} if formula is None else formula.attributes
-            facts[i] = {"flops": flops, "bytes_read": read, "bytes_written": written}
-            facts[i] |= {"dtype": formula.dtype} if formula is not None and formula.dtype is not None else {}
-            attributes[i] = {
-                "operator": operator.name,
-                "input_shapes": [list(tensor.shape) for tensor in execution_graph.tensors(operator.inputs)],
-                "output_shapes": [list(tensor.shape) for tensor in execution_graph.tensors(operator.outputs)],
+            notes[i].facts.update(flops=flops, bytes_read=read, bytes_written=written)
+            if formula is not None and formula.dtype is not None:
+                notes[i].facts["dtype"] = formula.dtype
+            notes[i].attributes.update(
+                operator=operator.name,
+                input_shapes=[list(tensor.shape) for tensor in execution_graph.tensors(operator.inputs)],
+                output_shapes=[list(tensor.shape) for tensor in execution_graph.tensors(operator.outputs)],
                 **{key: value for key, value in sizes.items() if i == main or key not in SIZES},
-            }
-    return facts, attributes
+            )
 
 
 def _split(total: int, weights: Sequence[int]) -> list[int]:

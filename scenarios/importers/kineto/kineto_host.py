@@ -57,6 +57,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import repeat
 from operator import itemgetter
@@ -232,6 +233,7 @@ _MAX_CALL_NS: Final = 100_000
 """Maximum time of a call that waits for nothing; a host may still lose its core for some time."""
 
 
+@dataclass
 class HostOps:
     """The host's ops, in order of time.
 
@@ -263,31 +265,28 @@ class HostOps:
         Task → the end of that op.
     """
 
-    def __init__(
-        self,
-        trace: RecordedTrace,
-        names: list[str],
-        streams: Streams,
-        host_waits: Mapping[int, HostWait],
-        begin_ns: int,
-        latency_ns: int,
-        prefix: str,
-        device: str,
-    ) -> None:
-        self.ops: list[tuple[int, Record]] = []
-        self.launcher: dict[int, str] = {}
-        self.issued_ns: dict[int, int] = {}
-        self._trace, self._names, self._streams, self._begin_ns = trace, names, streams, begin_ns
-        self._host_waits = host_waits
-        self._latency_ns, self._prefix, self._device = latency_ns, prefix, device
+    trace: RecordedTrace
+    names: list[str]
+    streams: Streams
+    host_waits: Mapping[int, HostWait]
+    begin_ns: int
+    latency_ns: int
+    prefix: str
+    device: str
+    ops: list[tuple[int, Record]] = field(default_factory=list)
+    launcher: dict[int, str] = field(default_factory=dict)
+    issued_ns: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Add the ops, call by call."""
         self._point: dict[Thread, int] = {}  # end of the last op of each thread
         self._last: dict[Thread, str] = {}
         self._called: dict[Thread, int] = {}  # end of the last launch call of each thread
         self._threads: dict[Thread, str] = {}
-        self._launches = group_pairs((task.correlation, i) for i, task in enumerate(trace.tasks))
-        self._queue = RecordedLaunchQueue(trace)
+        self._launches = group_pairs((task.correlation, i) for i, task in enumerate(self.trace.tasks))
+        self._queue = RecordedLaunchQueue(self.trace)
         self._waits: list[int] = []  # which of the ops are calls that only wait
-        for call in trace.calls:
+        for call in self.trace.calls:
             self._take(call)
         self._split_waits()
 
@@ -306,7 +305,7 @@ class HostOps:
         """Add a launch, and its wait."""
         first = tasks[0]
         after: list[int] = []
-        task, name, waits = self._trace.tasks[first], f"launch.{call.number}", None
+        task, name, waits = self.trace.tasks[first], f"launch.{call.number}", None
         end_ns = self._issue_ns(call, task)
         blocks = waits_for_copy(call.name, task.name) or self._was_unpinned(call, first)
         awaited = self._in_time(call, tasks) if blocks else []
@@ -314,7 +313,7 @@ class HostOps:
             end_ns = min(end_ns, call.start_ns + self._issuing_ns)
         elif not awaited and call.end_ns >= task.start_ns and COPY_FROM_PAGEABLE.search(task.name):
             self._fill_until(call)
-            after = self._in_time(call, self._streams.position((task.device, task.stream), call.correlation))
+            after = self._in_time(call, self.streams.position((task.device, task.stream), call.correlation))
             if waited_ns := self._pass_time(call, after):
                 waits = {"recorded_wait_ns": waited_ns}
         elif not awaited and (freed := self._queue.freed_by(call)) is not None:
@@ -324,7 +323,7 @@ class HostOps:
         self._called[self._thread_of(call)] = 0 if awaited else call.end_ns
         issued_ns = self._point[self._thread_of(call)]
         for i in tasks:
-            self.launcher[i], self.issued_ns[i] = self._prefix + name, issued_ns
+            self.launcher[i], self.issued_ns[i] = self.prefix + name, issued_ns
         if awaited:
             self._add_wait(call, awaited)
 
@@ -332,15 +331,15 @@ class HostOps:
         """Return when a launch took effect: a latency before its task began, if that was within the call."""
         if task.start_ns >= call.end_ns:
             return call.end_ns
-        return max(min(call.start_ns, task.start_ns), task.start_ns - self._latency_ns)
+        return max(min(call.start_ns, task.start_ns), task.start_ns - self.latency_ns)
 
     def _is_held(self, call: HostCall, task: int) -> bool:
         """Whether a task was recorded to wait for another task when its call began."""
-        return any(self._trace.tasks[i].end_ns > call.start_ns for i in self._streams.before[task])
+        return any(self.trace.tasks[i].end_ns > call.start_ns for i in self.streams.before[task])
 
     def _was_unpinned(self, call: HostCall, task: int) -> bool:
         """Whether AMD's profiler recorded a copy to be waited for, as copies of pageable memory are."""
-        copy = self._trace.tasks[task]
+        copy = self.trace.tasks[task]
         is_copy = call.name.startswith("hipMemcpy") and not ON_DEVICE.search(copy.name)
         return is_copy and call.end_ns >= copy.end_ns and self._is_held(call, task)
 
@@ -348,9 +347,9 @@ class HostOps:
     def _issuing_ns(self) -> int:
         """Return the time to issue a copy that waits: that of copies without a wait, or of any launch."""
         copies, launches = [], []
-        for call in self._trace.calls:
+        for call in self.trace.calls:
             for i in self._launches.get(call.correlation, [])[:1]:
-                task = self._trace.tasks[i]
+                task = self.trace.tasks[i]
                 issue_ns = max(0, self._issue_ns(call, task) - call.start_ns)
                 if not waits_for_copy(call.name, task.name):
                     launches.extend([] if self._was_unpinned(call, i) else [issue_ns])
@@ -363,26 +362,26 @@ class HostOps:
 
     def _awaited_tasks(self, call: HostCall) -> list[int] | None:
         """Return the tasks awaited by a call that launches nothing; None if it does not wait."""
-        noted = self._host_waits.get(call.correlation)
+        noted = self.host_waits.get(call.correlation)
         if ALL.match(call.name) or (noted is not None and noted.stream < 0):
             device = None if noted is None else noted.device
-            return self._in_time(call, self._streams.all_positions(call.correlation, device))
+            return self._in_time(call, self.streams.all_positions(call.correlation, device))
         if noted is not None:
-            return self._in_time(call, self._streams.position((noted.device, noted.stream), noted.recorded))
+            return self._in_time(call, self.streams.position((noted.device, noted.stream), noted.recorded))
         if FREE.match(call.name):
-            tasks = self._streams.all_positions(call.correlation)
+            tasks = self.streams.all_positions(call.correlation)
             ended = self._in_time(call, tasks)
             return ended if ended and len(ended) == len(tasks) else None  # all of them, or it did not wait
         return [] if STREAM.match(call.name) or EVENT.match(call.name) else None
 
     def _in_time(self, call: HostCall, tasks: Iterable[int]) -> list[int]:
         """Return the tasks that had ended when a call returned: it cannot have waited for others."""
-        return [i for i in tasks if self._trace.tasks[i].end_ns <= call.end_ns + APART_NS]
+        return [i for i in tasks if self.trace.tasks[i].end_ns <= call.end_ns + APART_NS]
 
     def _add_wait(self, call: HostCall, awaited: list[int]) -> None:
         """Add a wait; it lasts for the rest of its call after what it waits for has ended."""
         attributes: dict[str, Any] = {"recorded_wait_ns": self._pass_time(call, awaited)}
-        inferred = call.correlation in self._host_waits and call.correlation not in self._trace.host_waits
+        inferred = call.correlation in self.host_waits and call.correlation not in self.trace.host_waits
         if inferred and awaited and not attributes["recorded_wait_ns"]:
             attributes["inferred_wait"] = True
         self._add(call, f"synchronize.{call.number}", call.end_ns, awaited, attributes)
@@ -408,18 +407,18 @@ class HostOps:
     # -- threads -----------------------------------------------------------------------------------
 
     def _thread_of(self, call: HostCall) -> Thread:
-        return self._trace.callers.get(call.thread, call.thread)
+        return self.trace.callers.get(call.thread, call.thread)
 
     def _fill_until(self, call: HostCall) -> None:
         """Account for the host's own time until a call begins."""
-        if call.start_ns > self._point.get(self._thread_of(call), self._begin_ns):
+        if call.start_ns > self._point.get(self._thread_of(call), self.begin_ns):
             self._add(call, f"host.{call.number}", call.start_ns)
 
     def _pass_time(self, call: HostCall, awaited: list[int]) -> int:
         """Account for the time until tasks have ended; return how long that is."""
         thread = self._thread_of(call)
-        since = self._point.get(thread, self._begin_ns)
-        self._point[thread] = max([since, *(self._trace.tasks[i].end_ns for i in awaited)])
+        since = self._point.get(thread, self.begin_ns)
+        self._point[thread] = max([since, *(self.trace.tasks[i].end_ns for i in awaited)])
         return self._point[thread] - since
 
     def _add(
@@ -429,12 +428,12 @@ class HostOps:
         thread, kind = self._thread_of(call), name.partition(".")[0]
         if thread not in self._threads:
             self._threads[thread] = f"thread{len(self._threads)}"
-            if self._trace.begin_ns > self._begin_ns:
-                self._add(call, f"before.{self._threads[thread]}", self._trace.begin_ns)
-        start = self._point.get(thread, self._begin_ns)
+            if self.trace.begin_ns > self.begin_ns:
+                self._add(call, f"before.{self._threads[thread]}", self.trace.begin_ns)
+        start = self._point.get(thread, self.begin_ns)
         attributes: dict[str, Any] = {
             "thread": self._threads[thread],
-            "recorded_start_ns": start - self._begin_ns,
+            "recorded_start_ns": start - self.begin_ns,
         }
         if kind == "launch":
             attributes["call_ns"] = max(0, end_ns - max(start, call.start_ns))
@@ -445,17 +444,17 @@ class HostOps:
         if kind not in ("host", "before"):
             attributes["call"] = call.name
         if kind != "before":
-            attributes |= self._trace.around.get(call.correlation, {})
+            attributes |= self.trace.around.get(call.correlation, {})
         if more:
             attributes |= more
         after = [self._last[thread]] if thread in self._last else []
-        after += [self._names[i] for i in awaited]
+        after += [self.names[i] for i in awaited]
         op: Record = {
-            "name": self._prefix + name,
+            "name": self.prefix + name,
             "kind": kind,
             "duration_ns": max(0, end_ns - start),
             "after": after,
-            "device": self._device,
+            "device": self.device,
             "attributes": attributes,
         }
         self.ops.append((start, op))
