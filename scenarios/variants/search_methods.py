@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -156,6 +157,8 @@ def _point_at(number: int, sizes: Sequence[int]) -> GridPoint:
 def _draw_points(sizes: Sequence[int], count: int, rng: random.Random) -> list[int]:
     """Return the numbers of up to `count` different points in random order."""
     size = math.prod(sizes)
+    if size > sys.maxsize:  # no `range` is as long, and hardly any number is drawn twice
+        return [*dict.fromkeys(rng.randrange(size) for _ in range(count))]
     return rng.sample(range(size), min(size, count))
 
 

@@ -475,3 +475,9 @@ def test_a_picture_shows_all_trials_where_none_beats_the_first() -> None:
     low, high = ax.get_ylim()
     assert low < 21e6 < 105e6 < high, "4 and 32 micro-batches"
     assert all(tick == round(tick) for tick in ax.get_xticks())
+
+
+def test_a_space_of_more_points_than_a_machine_can_count_is_searched() -> None:
+    sizes = [8] * 22  # 2 ** 66 points
+    assert len({ask.point for ask in ask_all("random", sizes, 5)}) == 5
+    assert len({ask.point for ask in ask_all("local", sizes, 30)}) == 30
