@@ -150,14 +150,12 @@ def _join_layers(layers: Sequence[PipelineStage], boundaries: Sequence[int]) -> 
         phases["backward"] = "B"
     if all(layer.times.input_grad is not None for layer in layers):
         phases |= {"input_grad": "I", "weight_grad": "W"}
+    sizes = ("activation_nbytes", "parameter_nbytes", "gradient_nbytes", "optimizer_nbytes")
     return PipelineStage(
         StageTimes(**{k: sum(layer.times.of(phase) for layer in layers) for k, phase in phases.items()}),
         boundary_nbytes=layers[-1].boundary_nbytes,
-        activation_nbytes=sum(layer.activation_nbytes for layer in layers),
         weight_grad_nbytes=sum(layer.kept_nbytes for layer in layers),
-        parameter_nbytes=sum(layer.parameter_nbytes for layer in layers),
-        gradient_nbytes=sum(layer.gradient_nbytes for layer in layers),
-        optimizer_nbytes=sum(layer.optimizer_nbytes for layer in layers),
+        **{name: sum(getattr(layer, name) for layer in layers) for name in sizes},
         checkpoint_nbytes=boundaries[0],
         forward_nbytes=max(0, peak - boundaries[0] - boundaries[-1]),
     )

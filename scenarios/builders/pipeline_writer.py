@@ -106,7 +106,7 @@ class PipelineWriter:
         if not self.around.copy_streams:
             cycle = cycles(self.schedule.programs, needs, makes, n_keys)
             order = np.argsort(cycle, kind="stable")
-        self._write(_inverse(order), cycle)
+        self._write(np.argsort(order), cycle)
         return self.builder.build()
 
     def _by_slot(self, *columns: tuple[IntArray, IntArray]) -> Csr:
@@ -302,7 +302,7 @@ class PipelineWriter:
         _, rank, ns, stage, k, comm_ns, kind, phase = numbers[:, order]
         inputs, outputs, after = map(_append_rows, tables, rows[8:])
         sorted_outputs = Csr(outputs.indptr, np.arange(len(outputs.indices))).take(order)
-        op, tensor = _inverse(order), _inverse(sorted_outputs.indices)  # new number of each op and tensor
+        op, tensor = np.argsort(order), np.argsort(sorted_outputs.indices)  # new number of each op and tensor
         sorts, sort = distinct_rows(comm_ns, (phase == code[BESIDE]).astype(np.int64))
         shared = [self._attributes(*values) for values in sorts]
         attributes = {n: shared[i] for n, i in enumerate(sort.tolist() if any(shared) else ()) if shared[i]}
@@ -370,13 +370,6 @@ class PipelineWriter:
 def _select(mask: BoolArray, column: IntArray) -> tuple[IntArray, IntArray]:
     """Return the rows where the mask holds, and the column's values there."""
     return np.flatnonzero(mask), column[mask]
-
-
-def _inverse(order: IntArray) -> IntArray:
-    """Return the inverse of a permutation."""
-    position = np.empty_like(order)
-    position[order] = np.arange(len(order))
-    return position
 
 
 def _piece(total: IntArray, piece: IntArray, pieces: IntArray) -> IntArray:

@@ -53,10 +53,7 @@ _VERBS: Final = {
     "schedule": ("parts:schedule", "Print a pipeline schedule as a picture, or as CSV for torch."),
     "schema": ("names:schema", "Print the JSON Schema of scenario files, for editors."),
     "sweep": ("search:sweep", "Run a scenario at every combination of settings."),
-    "optimum": (
-        "search:optimum",
-        "Find the best possible schedule, or how far the policies are from it.",
-    ),
+    "optimum": ("search:optimum", "Find the best possible schedule, or how far the policies are from it."),
     "bench": ("search:bench", "Compare policies and solvers on a set of instances."),
     "tune": ("search:tune", "Search for the best settings, order, placement and streams."),
 }

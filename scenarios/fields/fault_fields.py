@@ -72,7 +72,7 @@ def read_causes(path: Path) -> dict[str, int]:
 # ----------------------------------------------------------------------------------------------------------
 
 
-_Positive = Annotated[Duration, Field(gt=0)]
+Positive = Annotated[Duration, Field(gt=0)]
 
 
 class EventFields(Strict):
@@ -87,7 +87,7 @@ class EventFields(Strict):
     """
 
     at: list[Duration] | None = Field(None, min_length=1)
-    mtbf: _Positive | None = None
+    mtbf: Positive | None = None
 
     WAYS: ClassVar[tuple[str, ...]] = ("at", "mtbf")
     """Alternative keys that say when."""
@@ -128,7 +128,7 @@ class CountedFields(EventFields):
 
     count: Count | None = None
     file: File | None = None
-    over: _Positive | None = None
+    over: Positive | None = None
     devices: Count | None = None
 
     WAYS: ClassVar[tuple[str, ...]] = ("at", "mtbf", "count", "file")
@@ -245,7 +245,7 @@ class SlowDownFields(CauseFields):
         how many times longer all takes; of a link: 2 is half its bandwidth
     """
 
-    duration: _Positive | None = None
+    duration: Positive | None = None
     factor: Slowness
 
 
@@ -260,7 +260,7 @@ class HealthCheckFields(Strict):
         how long it waits for an answer
     """
 
-    every: Duration = Field(gt=0)
+    every: Positive
     timeout: Duration = 0
 
 

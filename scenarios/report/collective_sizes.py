@@ -128,7 +128,7 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> CollectiveRank
         The machine has no such devices, or the nodes do not have that many ranks in equal numbers.
     """
     machine = make_machine({"preset": preset})
-    accelerators = _accelerators(machine)
+    accelerators = [machine.positions[name] for name in machine.accelerators]
     if not accelerators:
         raise InputError(f"--machine {preset}: has no GPU and no NPU that could take part")
     count = len(accelerators) * nodes if ranks is None else ranks
@@ -147,15 +147,11 @@ def ranks_of_nodes(preset: str, nodes: int, ranks: int | None) -> CollectiveRank
     if nodes > 1:
         with in_file(f"--machine {preset} --nodes {nodes}"):
             machine = make_machine({"preset": preset, "nodes": nodes})
-    of_node = group_pairs((node_of(machine.devices[k].name), k) for k in _accelerators(machine))
+    of_node = group_pairs((node_of(name), machine.positions[name]) for name in machine.accelerators)
     devices = tuple(k for some in of_node.values() for k in some[:per_node])
     row = machine_preset(preset).get("topology", {}).get("shape", [1])[-1]
     group = per_node if nodes > 1 else row
     return CollectiveRanks(None, (per_node,) * nodes, machine, devices, group if group > 1 else None)
-
-
-def _accelerators(machine: Machine) -> list[int]:
-    return [k for k, device in enumerate(machine.devices) if device.kind in ("gpu", "npu")]
 
 
 def sizes_around(nbytes: int | None, measured: Iterable[int]) -> list[int]:

@@ -78,19 +78,20 @@ def check_cases(cases: Sequence[Case], files: Files) -> None:
         Several runs for a file that holds one; a plan of a graph with control flow; a folder with one file
         per GPU, but the machine has none.
     """
+    folders = [*filter(_is_folder, files["trace"] or ())]
+    for option, paths, holds in (
+        ("plan", files.get("plan"), "holds the plan"),
+        ("memory-trace", files.get("memory-trace"), "holds the allocations"),
+        ("trace", folders, "a folder holds the ranks"),
+    ):
+        if paths and len(cases) > 1:
+            raise InputError(f"--{option} {paths[0]}: {holds} of one run; name one --policy")
     for path in files.get("plan") or ():
-        if len(cases) > 1:
-            raise InputError(f"--plan {path}: holds the plan of one run; name one --policy")
         from sim.record.plan import check_planned
 
         with _with_option(f"--plan {path}: "):
             check_planned(cases[0].work.graph)
-    for path in files.get("memory-trace") or ():
-        if len(cases) > 1:
-            raise InputError(f"--memory-trace {path}: holds the allocations of one run; name one --policy")
-    for path in filter(_is_folder, files["trace"] or ()):
-        if len(cases) > 1:
-            raise InputError(f"--trace {path}: a folder holds the ranks of one run; name one --policy")
+    for path in folders:
         if all(device.workers for device in cases[0].work.machine.devices):
             raise InputError(f"--trace {path}: a folder has a file for each GPU, and the machine has none")
 

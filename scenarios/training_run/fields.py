@@ -25,7 +25,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from devices.describe.field_types import Bandwidth, Bytes, Duration, fault, quantity_schema, reader
 from devices.describe.quantities import Count, Name, Shorthand, Size, Strict, Whole
-from scenarios.fields.fault_fields import CountedFields, EventFields, need_own_names
+from scenarios.fields.fault_fields import CountedFields, EventFields, Positive, need_own_names
 from scenarios.fields.policy_fields import AnyChoice, Slowness
 from scenarios.file.document import Document
 from scenarios.training_run.plan import Checkpoints, Detection, Failure, SlowDown, TrainingPlan
@@ -94,7 +94,7 @@ class TrainingSlowDownFields(SourceFields):
         how many times longer a step takes
     """
 
-    duration: Duration = Field(gt=0)
+    duration: Positive
     factor: Slowness
 
 
@@ -196,7 +196,7 @@ class TrainingRun(Strict):
     """
 
     steps: Count | None = None
-    duration: Duration | None = None
+    duration: Positive | None = None
     workers: Size = 1
     devices: Size = 1
     spares: Annotated[Whole, Field(le=1_000_000)] = 0
@@ -216,8 +216,6 @@ class TrainingRun(Strict):
     def _consistent(self) -> Self:
         if (self.steps is None) == (self.duration is None):
             raise fault("needs one of steps and duration: where the run ends")
-        if self.duration == 0:
-            raise fault("should be more than 0", ("duration",))
         if self.replicas is not None and self.workers % self.replicas:
             raise fault(f"{format_count(self.workers, 'worker')} cannot form {self.replicas} equal replicas")
         if self.at_least is not None and self.at_least > self.workers:
@@ -253,6 +251,12 @@ class TrainingRun(Strict):
         """
         with document.placing("training_run", "failures"):
             failures = tuple(self._failures(document))
+        slow_downs = (
+            SlowDown(
+                name, **slow.when(self.devices), lasts_ns=slow.duration, factor=Fraction(str(slow.factor))
+            )
+            for name, slow in self.slow_downs.items()
+        )
         replica_size = self.workers // self.replicas if self.replicas else replica
         return TrainingPlan(
             step_ns,
@@ -264,22 +268,17 @@ class TrainingRun(Strict):
             max(self.at_least or 1, ceil(replica_size)),
             Checkpoints() if self.checkpoint is None else self.checkpoint.checkpoints(),
             failures,
-            tuple(self._slow_downs()),
+            tuple(slow_downs),
             self.restart.get("job", 0),
             self.restart.get("worker", self.restart.get("job", 0)),
             self.health_check or 0,
             self.timeout or 0,
         )
 
-    def _slow_downs(self) -> Iterator[SlowDown]:
-        for name, cause in self.slow_downs.items():
-            times, factor = cause.when(self.devices), Fraction(str(cause.factor))
-            yield SlowDown(name, **times, lasts_ns=cause.duration, factor=factor)
-
     def _failures(self, document: Document) -> Iterator[Failure]:
         for name, cause in self.failures.items():
-            follows: dict[str, Any] = {"repair_ns": cause.repair, "restart_ns": cause.restart}
-            handling = {"detect": cause.detect, **follows}
+            handling: dict[str, Any] = {"detect": cause.detect, "repair_ns": cause.repair}
+            handling["restart_ns"] = cause.restart
             with error_path(name):
                 counted = cause.counted_mtbf_ns(name, document)
             if not counted:

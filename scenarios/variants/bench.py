@@ -306,11 +306,8 @@ def _stamp(point: Point) -> str:
 
 def with_gaps(points: Sequence[Point], rows: Sequence[Row], bounds: Mapping[str, Known]) -> list[Row]:
     """Return the rows with the known bounds of their instance, and with their relative gap to the best."""
-    best: dict[str, int] = {}
-    for point, row in zip(points, rows, strict=True):
-        ns = row["makespan_ns"]
-        if ns is not None:
-            best[point.path] = min(best.get(point.path, ns), ns)
+    times = ((point.path, row["makespan_ns"]) for point, row in zip(points, rows, strict=True))
+    best = {path: min(ns) for path, ns in group_pairs(time for time in times if time[1] is not None).items()}
     result = []
     for point, row in zip(points, rows, strict=True):
         lower, upper = bounds[point.path]

@@ -11,7 +11,7 @@ the rest is exposed. A calibration gives the times (`scenarios.builders.train.ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import add
 from typing import Final, Literal, NamedTuple
@@ -319,12 +319,6 @@ GRAPHED: Final[Mapping[str, tuple[str, ...]]] = {
     "E": ("moe_router", "moe_preprocess"),
 }
 """Part of a layer → CUDA graph scopes that launch equal shares of it (Megatron-LM, ``cuda_graph_scope``)."""
-
-
-def offload_modules(pieces: Iterable[LayerPiece], modules: Collection[str]) -> tuple[LayerPiece, ...]:
-    """Return the pieces of a layer with the inputs of these modules offloaded to the host."""
-    names = {OFFLOADED[module] for module in modules}
-    return tuple(replace(piece, offloaded=piece.name in names) for piece in pieces)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -256,7 +256,8 @@ class _FsdpWriter(StepWriter):
         self.block["head", ROOT] = _Block("head", "head", head, head_outputs)
         self.block["B", ROOT] = _Block("embedding gradient", "embedding", first.backward, word_outputs)
         self.offloaded = [*self.parameters][: training.offload_layers]
-        self.windows = _windows([*self.parameters][:-1], len(self.offloaded))
+        parts = np.array_split([*self.parameters][:-1], len(self.offloaded) or 1)
+        self.windows = {str(part[-1]): i for i, part in enumerate(parts) if self.offloaded}
         """The last layer of each window → the number of the window and of the layer copied in it."""
         self.beside = self.passing()
         self.before: tuple[Ref, ...] = (("optimizer.-1", 1),)
@@ -334,18 +335,6 @@ class _FsdpWriter(StepWriter):
         if way == "in":
             saved[name] = self.builder.tensor(op)
         return op
-
-
-def _windows(layers: Sequence[str], offloaded: int) -> dict[str, int]:
-    """Return the last layer of each window; if layers do not divide evenly, the first windows are larger.
-
-    >>> _windows("abcde", 2)
-    {'c': 0, 'e': 1}
-    """
-    if not offloaded:
-        return {}
-    size, more = divmod(len(layers), offloaded)
-    return {layers[size * (i + 1) - 1 + min(i + 1, more)]: i for i in range(offloaded)}
 
 
 def _forward(memory: StageMemory) -> tuple[int, int, int, int]:

@@ -42,7 +42,6 @@ from scenarios.builders.train.kernels import (
     Product,
     Scan,
     Spent,
-    offload_modules,
 )
 from scenarios.builders.train.layers import RankWork
 from scenarios.builders.train.layout import ParallelLayout, RankOptions, ReplicaBatch, refuse_misfit
@@ -308,7 +307,8 @@ class Training(RankOptions):
             batch = replace(self.work.batch, kept=self.calibration.kept_width(dtype))
             work = RankWork(self.model, self.layout, batch) if dtype else self.work
             pieces = self._with_recomputation(work.layer(kind))
-            pieces = offload_modules(pieces, self.offload) if self.offload else pieces
+            away = {OFFLOADED[module] for module in self.offload}
+            pieces = [replace(piece, offloaded=True) if piece.name in away else piece for piece in pieces]
             self._layers_made[kind, dtype] = tuple(piece.computed_in(dtype) for piece in pieces)
         return self._layers_made[kind, dtype]
 
@@ -391,7 +391,9 @@ class Training(RankOptions):
             if unit.boundary:  # a layer: its norms, and a bias per product
                 parameters += self.model.norm_parameters(unit.kind)
                 parameters += sum(k.n for p, k in products if not p.adapts) if self.model.biases else 0
-            weights, copy = self.time_by_kind(of_weights), self._copy_ns(unit)
+            away = sum(p.saved - (p.dropped if self.selective else 0) for p in unit.pieces if p.offloaded)
+            copy = self.calibration.copy_ns(away) if away else 0.0  # to the host, one way
+            weights = self.time_by_kind(of_weights)
             run_again = self.time_by_kind([kernel for piece in unit.pieces for kernel in piece.again])
             part = StagePart(
                 (unit,),
@@ -404,11 +406,6 @@ class Training(RankOptions):
             )
             self._timed_parts[unit.pieces] = part
         return part
-
-    def _copy_ns(self, unit: CheckpointUnit) -> float:
-        """Return the time to copy a unit's offloaded data to the host, one way."""
-        nbytes = sum(p.saved - (p.dropped if self.selective else 0) for p in unit.pieces if p.offloaded)
-        return self.calibration.copy_ns(nbytes) if nbytes else 0.0
 
     @cached_property
     def _timed_parts(self) -> dict[tuple[LayerPiece, ...], StagePart]:

@@ -25,11 +25,7 @@ _VERBS: Final = {"sim.runtimes": "runtimes", "sim.devices": "devices", "sim.mach
 """Group -> the verb that describes its members; `sim policies` describes those of other groups."""
 
 
-def policies(
-    name: str | None = None,
-    json: bool = False,
-    allow_code: bool = False,
-) -> None:
+def policies(name: str | None = None, json: bool = False, allow_code: bool = False) -> None:
     """List the policies and other decisions that a scenario may name under `policy:`.
 
     With a NAME: its options, with their types and defaults, and the rule that it follows, with its source. A
@@ -54,10 +50,7 @@ def policies(
         _print_decision(one)
 
 
-def devices(
-    name: str | None = None,
-    json: bool = False,
-) -> None:
+def devices(name: str | None = None, json: bool = False) -> None:
     """List the presets that a scenario may name under `machine:`, and the keys of a device.
 
     Parameters
@@ -79,10 +72,7 @@ def devices(
     print_list("keys of a device", rows)
 
 
-def runtimes(
-    name: str | None = None,
-    json: bool = False,
-) -> None:
+def runtimes(name: str | None = None, json: bool = False) -> None:
     """List the runtimes that a scenario may name under `policy: {runtime: ...}`.
 
     Parameters
@@ -184,10 +174,7 @@ def _print_groups(groups: Sequence[tuple[str, str]], json: bool) -> None:
             print_list(title, rows)
 
 
-def list_(
-    name: str | None = None,
-    json: bool = False,
-) -> None:
+def list_(name: str | None = None, json: bool = False) -> None:
     """List the scenarios that ship: templates for `sim new`, and examples, each with one line.
 
     Every one runs in seconds, where it is or as a copy (`sim new FILE --template NAME`).
@@ -216,11 +203,7 @@ def list_(
     print("\n`sim list NAME` tells what one shows; `sim new FILE --template NAME` makes a copy to change.")
 
 
-def new(
-    file: Path | None = None,
-    template: str | None = None,
-    force: bool = False,
-) -> None:
+def new(file: Path | None = None, template: str | None = None, force: bool = False) -> None:
     """Write a first scenario: from a few questions on a terminal, or from a template.
 
     It runs at once, and its comments say what to change next. Files that it names come with it.
