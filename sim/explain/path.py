@@ -229,6 +229,11 @@ class _Walk:
                     return cause, True
                 if 0 <= cause < f.n and not col.by_worker[cause] and col.issue[cause] == ready:
                     return cause, False
+        if f.trace.in_turn:  # a run begins when the one before it is over
+            run = f.trace.of_rows("iteration")
+            for other in f.ended_at(ready):
+                if run[other] < run[row]:
+                    return other, True
         self.add("wait", row, 0, ready, "dependency")
         return None
 

@@ -16,6 +16,7 @@ from devices.memory.run_memory import tensor_memory
 from devices.network import make_network
 from policies.issue.program_order import InOrder, OutOfOrder
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.placement.simple import DeviceKind
 from scenarios.ops.control_flow import cond, while_loop
 from sim import Device, GraphBuilder, Job, Link, Machine, Policy, Trace, simulate
@@ -292,6 +293,16 @@ def test_one_after_another_all_that_shortens_the_run_is_on_the_path(seed: int) -
         ns = graph.duration_ns.copy()
         ns[op] //= 2
         assert simulate(replace(graph, duration_ns=ns), machine, one).makespan_ns == trace.makespan_ns
+
+
+def test_a_run_that_waits_for_the_one_before_it_goes_on_with_what_ended_that_one() -> None:
+    """A session of TensorFlow returns when all has ended; it was one wait from 0 to the last run."""
+    b = GraphBuilder("chain beside an op")
+    for name, inputs, ns in (("a", [], 5), ("b", ["a"], 8), ("c", [], 2)):
+        b.op(name, inputs=inputs, duration_ns=ns)
+    machine = Machine((Device("cpu0", "cpu", workers=2),))
+    trace = simulate(b.build(), machine, TensorFlowExecutor(), iterations=2)
+    assert steps(trace) == [(0, 5, "task a"), (5, 13, "task b"), (13, 18, "task a"), (18, 26, "task b")]
 
 
 # -- for every run ------------------------------------------------------------------------------
