@@ -20,18 +20,24 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from devices.cost.cost_models import IDEAL, KindEfficiency, RooflineCost, TableCost, first_to_know, models_of
-from devices.cost.kernel_costs import FittedCost
+from devices.cost.kernel_costs import CONVS, PRODUCTS, FittedCost
 from devices.cost.kernel_fits import MeasuredKernel
 from devices.cost.npu_tiles import TiledCost
-from devices.cost.unreliable import BorrowedRateWarning, PlainRooflineWarning, UnusedTableWarning
+from devices.cost.unreliable import (
+    BorrowedRateWarning,
+    PlainRooflineWarning,
+    UnknownWorkWarning,
+    UnusedTableWarning,
+)
 from devices.describe.field_types import DEFAULT
 from sim.base.arrays import UNSET, BoolArray, IntArray
 from sim.base.errors import list_names
+from sim.base.units import format_count
 from sim.graph.graph import Graph
 from sim.job.costs import costs_ns
 from sim.job.job import Job
@@ -39,6 +45,10 @@ from sim.machine.device import CostModel, Device
 
 _Rated = Any
 """A cost model that knows peaks, and so has a method `borrowed_rates`: a roofline, tiles, a fit."""
+
+
+_SIZES: Final = frozenset(("m", "input_size", "seq_len", "input_shape"))
+"""Attributes of ops that have sizes: of products, recurrent ops, attention, convolutions."""
 
 
 def warn_of_plain_rooflines(job: Job) -> None:
@@ -98,6 +108,44 @@ def warn_of_plain_ops(graph: Graph, devices: Sequence[Device]) -> None:
         (device, model, every, costs_ns(graph, device)) for device, model, _ in _models_with_peaks(devices)
     )
     _tell(graph, timed, "op of the model")
+
+
+def warn_of_unknown_work(job: Job) -> None:
+    """Warn of products, convolutions and attention that take the time of their bytes alone, for want of flop.
+
+    Parameters
+    ----------
+    job : Job
+        With every op placed and timed.
+
+    Warns
+    -----
+    UnknownWorkWarning
+        Names the first such op. Fits also know the work by sizes.
+    """
+    graph = job.graph
+    unknown = graph.is_kind(*PRODUCTS, *CONVS, "attention", "attention_grad") & (graph.flops == 0)
+    unknown &= ~job.meets
+    if not unknown.any():
+        return
+    sized = np.zeros(len(graph), np.bool_)
+    sized[[op for op, given in graph.attributes.items() if not _SIZES.isdisjoint(given)]] = True
+    bare = np.zeros(len(graph), np.bool_)
+    for index in np.unique(job.device_of[unknown]).tolist():
+        device = job.machine.devices[index]
+        candidates = unknown & (job.device_of == index) & _is_modelled(graph, device)
+        for model, known in first_to_know(device.cost, graph, device):
+            if isinstance(model, RooflineCost | TiledCost):
+                bare |= candidates & known
+            elif isinstance(model, FittedCost):
+                bare |= candidates & known & ~sized
+    if bare.any():
+        op, count = int(bare.argmax()), int(bare.sum()) - 1
+        more = f" and {format_count(count, 'other op')}" if count else ""
+        message = (
+            f"op {graph.op_names[op]!r} ({graph.kind(op)}){more}: priced by bytes alone, for want of flops"
+        )
+        warnings.warn(UnknownWorkWarning(f"{message}.", graph.kind(op)), stacklevel=2)
 
 
 def warn_of_unused_tables(job: Job) -> None:

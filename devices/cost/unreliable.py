@@ -38,6 +38,16 @@ class BorrowedRateWarning(_OfASubject):
     """
 
 
+class UnknownWorkWarning(_OfASubject):
+    """Products, convolutions or attention have no flop, and so the time of their bytes.
+
+    Attributes
+    ----------
+    subject : str
+        The kind of the first: whoever shows warnings of many runs may show one for each.
+    """
+
+
 class UnusedTableWarning(_OfASubject):
     """No op takes its duration from a measured table that a device has.
 

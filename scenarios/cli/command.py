@@ -155,7 +155,7 @@ class _Sim(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return a verb; for the name of a picture, say which option draws it."""
-        if self.get_command(ctx, args[0]) is None and args[0] in _PICTURES and not ctx.resilient_parsing:
+        if args[0] in _PICTURES and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"No such command {args[0]!r}. A picture of a run: sim run SCENARIO --gantt FILE.png")
         return super().resolve_command(ctx, args)
 

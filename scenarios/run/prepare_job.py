@@ -267,6 +267,7 @@ class Jobs:
             from devices.cost import cost_warnings
 
             cost_warnings.warn_of_plain_rooflines(job)
+            cost_warnings.warn_of_unknown_work(job)
             if (timed := case.scenario.content.workload.ops_to_time(case.scenario.document)) is None:
                 cost_warnings.warn_of_unused_tables(job)
             else:

@@ -15,7 +15,7 @@ from cli_runner import sim
 
 from devices.cost.calibration import save_table
 from devices.cost.cost_table import Axis, CostTable, Measured
-from devices.cost.cost_warnings import warn_of_plain_rooflines, warn_of_unused_tables
+from devices.cost.cost_warnings import warn_of_plain_rooflines, warn_of_unknown_work, warn_of_unused_tables
 from devices.cost.unreliable import (
     BorrowedRateWarning,
     PlainRooflineWarning,
@@ -127,6 +127,35 @@ def test_a_duration_counts_as_an_op_and_is_not_met() -> None:
 )
 def test_who_said_something_is_told_nothing(device: dict[str, Any]) -> None:
     warn_of_plain_rooflines(job(device, *ONE_OF_EACH))  # a warning is an error here
+
+
+ROOFLINE = {"kind": "gpu", "peak": "1TFLOP/s", "bandwidth": "1TB/s"}
+SIZES = {"attributes": {"m": 9, "n": 9, "k": 9}}
+
+
+@pytest.mark.parametrize(
+    ("device", "more", "warned"),
+    [
+        (ROOFLINE, {}, True),
+        (
+            ROOFLINE,
+            SIZES,
+            True,
+        ),
+        (ROOFLINE, {"flops": 9}, False),
+        (ROOFLINE, {"duration_ns": 9}, False),
+        ({"preset": "h100-sxm"}, {}, True),
+        ({"preset": "h100-sxm"}, SIZES, False),
+    ],
+)
+def test_a_product_without_flop_is_told(device: dict[str, Any], more: dict[str, Any], warned: bool) -> None:
+    """A roofline goes by flop, a fit by sizes, too; else a product takes as long as a copy of its bytes."""
+    jobs = job(device, {"dtype": "fp16", "bytes_read": 10**6, **more}, {"kind": "relu", "bytes_read": 10**6})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_unknown_work(jobs)
+    expected = ["op '0_0' (matmul): priced by bytes alone, for want of flops."] if warned else []
+    assert [str(one.message) for one in caught] == expected
 
 
 def test_a_loss_of_another_kind_says_nothing_of_this_one() -> None:
