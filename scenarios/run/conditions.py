@@ -39,11 +39,6 @@ def _tensorflow(case: Case) -> TensorFlowExecutor | None:
     return policy if isinstance(policy, TensorFlowExecutor) else None
 
 
-def _has_pools(case: Case, loc: Loc) -> bool:
-    policy = _tensorflow(case)
-    return policy is not None and bool(policy.sizes)
-
-
 def _makes_intra_op_pool(case: Case, loc: Loc) -> bool:
     """Whether the intra-op pool has the size that the session at `loc` asks for."""
     threads = case.scenario.document.at(loc)
@@ -176,7 +171,7 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         ("workload.sessions.*.inter_op_thread_pool",),
-        _has_pools,
+        lambda case, loc: bool(getattr(_tensorflow(case), "sizes", ())),
         "the policy has one pool; give tensorflow-executor its session_inter_op_thread_pool, or leave it out",
     ),
     # -- a pipeline: its stages, layers and cuts

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -44,10 +44,16 @@ class Scenario:
         Content of the file.
     document : Document
         Text of the file, with the place of each key and value.
+    checked : dict
+        Results of checks that passed, and for which objects; the checks themselves write them.
+    other_runs : dict of str to Result
+        Results of the runs that expectations of others may name, by label; whoever runs them fills it.
     """
 
     content: ScenarioFile
     document: Document
+    checked: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    other_runs: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __repr__(self) -> str:
         """Return its name."""
@@ -151,11 +157,6 @@ class Scenario:
     def described_devices(self) -> dict[str, dict[str, Any]]:
         """Description of each device by its name: see `devices.machine.described_devices`."""
         return described_devices(self.machine_spec, self.document.origin)
-
-    @cached_property
-    def checked(self) -> dict[str, Any]:
-        """Results of checks that passed, and for which objects; the checks themselves write them."""
-        return {}
 
     @cached_property
     def graph(self) -> Graph:
@@ -286,11 +287,6 @@ class Scenario:
         expects = self.content.expect or any(entry.expect for entry in self.content.compare)
         cases = [self.case(), *map(self.entry, range(len(self.variants)))] if expects else []
         return [case for case in cases if case.expectations]
-
-    @cached_property
-    def other_runs(self) -> dict[str, Any]:
-        """Results of the runs that expectations of others may name, by label; whoever runs them fills it."""
-        return {}
 
     def _others(self, label: str) -> list[str]:
         """Return the labels of the other runs, which expectations of the run `label` may name."""

@@ -26,7 +26,7 @@ from typing import Final, Literal
 from devices.collectives.groups import RankGroup
 from policies.parallel.expert_routing import UnplacedRouting
 from policies.parallel.rank_grid import Grid
-from sim.base.errors import InputError, MisfitError, hint
+from sim.base.errors import InputError, MisfitError
 
 ORDER: Final = ("tp", "cp", "pp", "dp")
 
@@ -90,10 +90,8 @@ class ParallelLayout:
     def __post_init__(self) -> None:
         """Raise if sizes do not fit each other."""
         if sorted(self.order) != sorted(ORDER):
-            wrong = next((name for name in self.order if name not in ORDER), None)
-            near = "" if wrong is None else hint(wrong, ORDER)
             names = ", ".join(ORDER)
-            raise InputError(f"order has to name each of {names} once, not {list(self.order)}{near}")
+            raise InputError(f"order has to name each of {names} once, not {list(self.order)}")
         beside = self.tp * self.cp * self.dp
         reason = f"experts over {self.ep} ranks need tp·cp·dp = {beside} to be a multiple of it"
         refuse_misfit(beside % self.ep, "ep does not divide tp·cp·dp", reason)
