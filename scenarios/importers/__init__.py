@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from scenarios.importers.files import TRACES, read_head, refuse_no_graph
 from scenarios.importers.graph_json import BatchSlope, is_straight, read_graph, slope_between, write_graph
+from scenarios.ops.attributes import add_attributes
 from sim.base import plugins
 from sim.base.arrays import at_most
 from sim.base.errors import InputError, error_path, list_names
 from sim.base.files import StrPath
 from sim.base.options import arguments, check_value, parameters, require_call
-from sim.graph.attributes import convert_attributes
 from sim.graph.graph import Graph
 
 __all__ = ["Conversion", "Importer", "convert", "load_graph", "read_graph", "write_graph"]
@@ -146,7 +145,7 @@ def _slope(
 ) -> tuple[BatchSlope | None, str]:
     """Import twice more: the second graph gives the slope, the third checks linearity."""
     try:
-        slope = slope_between(graph, batch, _load(importer, source, batch + 1, options), batch + 1)
+        slope = slope_between(graph, batch, _load(importer, source, batch + 1, options))
         far = 2 * batch + 3
         straight = is_straight(graph, slope, _load(importer, source, far, options), far)
     except InputError as error:
@@ -211,15 +210,7 @@ def _load(
     except _DAMAGE_ERRORS as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise InputError(f"{_file_names(path)}: cannot be read; the file may be damaged ({cause})") from error
-    return _with_attributes(graph, added["attributes"]) if added else graph
-
-
-def _with_attributes(graph: Graph, added: Any) -> Graph:
-    """Return the graph with further attributes, by name of op."""
-    attributes = dict(graph.attributes)
+    if not added:
+        return graph
     with error_path("attributes"):
-        for name, more in check_value(Mapping[str, Mapping[str, Any]], added).items():
-            with error_path(name):
-                op = graph.index(name)
-            attributes[op] = {**attributes.get(op, {}), **more}
-    return convert_attributes(replace(graph, attributes=attributes)) if added else graph
+        return add_attributes(graph, check_value(Mapping[str, Mapping[str, Any]], added["attributes"]))

@@ -87,49 +87,43 @@ class BatchSlope(NamedTuple):
     attributes: Mapping[int, Mapping[str, int]] = {}
 
 
-def slope_between(graph: Graph, batch: int, other: Graph, other_batch: int) -> BatchSlope:
+def slope_between(graph: Graph, batch: int, following: Graph) -> BatchSlope:
     """Return by how much the numbers of `graph`, taken at `batch`, grow with each sample.
 
     Parameters
     ----------
-    graph, other : Graph
-        The same model at the batch sizes `batch` and `other_batch`.
+    graph, following : Graph
+        The same model at the batch size `batch`, and with one more sample.
 
     Raises
     ------
     GraphError
-        The graphs differ in more than costs and sizes, or not by a whole number per sample.
+        The graphs differ in more than costs and sizes.
     """
     changing = (*_LINEAR_COLUMNS, "attributes")
     for name in (field.name for field in fields(Graph)):
-        if name not in changing and not _is_equal(getattr(graph, name), getattr(other, name)):
+        if name not in changing and not _is_equal(getattr(graph, name), getattr(following, name)):
             raise GraphError(
-                f"graph {graph.name!r} has other {name} at batch {other_batch} than at batch {batch}"
+                f"graph {graph.name!r} has other {name} at batch {batch + 1} than at batch {batch}"
             )
-    step = other_batch - batch
-    columns: dict[str, Any] = {}
-    for name in _LINEAR_COLUMNS:
-        difference = getattr(other, name) - getattr(graph, name)
-        if (difference % step).any():
-            raise GraphError(f"graph {graph.name!r}: {name} do not grow by a whole number with each sample")
-        columns[name] = difference // step
-    return BatchSlope(batch, **columns, attributes=_attribute_slopes(graph, other, step))
+    columns = {name: getattr(following, name) - getattr(graph, name) for name in _LINEAR_COLUMNS}
+    return BatchSlope(batch, **columns, attributes=_attribute_slopes(graph, following))
 
 
-def _attribute_slopes(graph: Graph, other: Graph, step: int) -> dict[int, dict[str, int]]:
+def _attribute_slopes(graph: Graph, following: Graph) -> dict[int, dict[str, int]]:
     """Return the growth of the whole-number attributes that grow; raise if anything else differs."""
     slopes: dict[int, dict[str, int]] = {}
-    for op in sorted(graph.attributes.keys() | other.attributes.keys()):
-        before, after = graph.attributes.get(op, {}), other.attributes.get(op, {})
+    for op in sorted(graph.attributes.keys() | following.attributes.keys()):
+        before, after = graph.attributes.get(op, {}), following.attributes.get(op, {})
         for key in dict.fromkeys([*before, *after]):
             a, b = before.get(key), after.get(key)
             if a == b:
                 continue
-            if type(a) is not int or type(b) is not int or (b - a) % step:
+            if type(a) is not int or type(b) is not int:
                 raise GraphError(
                     f"op {graph.op_names[op]!r}: its {key} is {a!r} at one batch and {b!r} at another"
                 )
-            slopes.setdefault(op, {})[key] = (b - a) // step
+            slopes.setdefault(op, {})[key] = b - a
     return slopes
 
 

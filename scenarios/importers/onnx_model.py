@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -242,13 +242,8 @@ def build_graph(graph: Any, scope: Scope, dtype: str | None, extras: Extras, nam
     ops.declare()
     ops.write()
     add_ops(builder, ops.records, state.functions)
-    built = builder.build()
-    attributes = dict(built.attributes)
-    for name, more in extras.items():
-        if name not in state.steered:
-            op = built.index(name)
-            attributes[op] = {**attributes.get(op, {}), **more}
-    return replace(built, attributes=attributes)
+    plain = {name: more for name, more in extras.items() if name not in state.steered}
+    return dtypes.add_attributes(builder.build(), plain)
 
 
 @dataclass

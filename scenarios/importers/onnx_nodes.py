@@ -336,7 +336,10 @@ def _if(node: Any, values: Values, name: str, about: Mapping[str, Any], enter: _
             raise InputError(f"attributes of {name!r}: {reason}, so its outcome cannot be {outcome!r}")
         branch = "then_branch" if condition else "else_branch"
         scope = enter(branch, f"{name}/", {})
-        return _branch_values(node, _branch_results(node, branch, scope)), {branch: scope}
+        ends = _branch_results(node, branch, scope)
+        folded = all(end.constant for end in ends)  # constant only if all are, as the node is one op
+        named = zip(node.output, ends, strict=True)
+        return {output: replace(end, constant=folded) for output, end in named if output}, {branch: scope}
     scopes = {key: enter(key, f"{name}/{short}/", {}) for key, short in BRANCHES.items()}
     yes, no = (_branch_results(node, key, scope) for key, scope in scopes.items())
     results: Values = {}
@@ -361,13 +364,6 @@ def _branch_results(node: Any, attribute: str, scope: Scope) -> list[Value]:
         counts = f"has {format_count(len(node.output), 'output')}, and its {attribute} returns {len(outputs)}"
         raise InputError(f"node {node_name(node)!r} (If) {counts}")
     return [scope.values[output.name] for output in outputs[: len(node.output)]]
-
-
-def _branch_values(node: Any, ends: Sequence[Value]) -> Values:
-    """Return the results of a branch that always runs: constant only if all are, as the node is one op."""
-    folded = all(end.constant for end in ends)
-    named = zip(node.output, ends, strict=True)
-    return {output: replace(end, constant=folded) for output, end in named if output}
 
 
 # -- Loop -----------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ import numpy as np
 
 from devices.describe.field_types import BITS, dtype_bits
 from sim.base import plugins
-from sim.base.errors import InputError, UnknownNameError, nearest
-from sim.graph.attributes import READERS, flag, whole
+from sim.base.errors import InputError, UnknownNameError, error_path, nearest
+from sim.graph.attributes import READERS, SIZES, convert_attributes, flag, whole
 from sim.graph.graph import Graph
 from sim.machine.device import CostModel
 from sim.machine.machine import Machine
@@ -35,12 +35,10 @@ def _read_axes(value: Any) -> Any:
     return [whole(item) for item in value] if isinstance(value, list | tuple) else whole(value)
 
 
-_WHOLE: Final = """m n k batch rows columns seq_len kv_len heads kv_heads head_dim window in_channels
-    out_channels operands repeat size sleep_ns ranks"""
 _IMAGE: Final = "input_shape kernel_shape strides pads dilations"
 ATTRIBUTES: Final[Mapping[str, Any]] = {
     **READERS,
-    **dict.fromkeys(_WHOLE.split(), whole),
+    **dict.fromkeys((*sorted(SIZES), "repeat", "size", "sleep_ns", "ranks"), whole),
     **dict.fromkeys(_IMAGE.split(), _read_axes),
     "group": lambda value: value if isinstance(value, str) else whole(value),  # the group call of a send
     **dict.fromkeys(("causal", "transposed", "columnwise"), flag),
@@ -103,6 +101,16 @@ def _models_and_axes(machine: Machine) -> tuple[list[CostModel], set[str]]:
 def _similar_attribute(name: str) -> str | None:
     """Return the known attribute with a similar name; cached, because each run of a search looks up a few."""
     return nearest(name, ATTRIBUTES, likeness=0.8)
+
+
+def add_attributes(graph: Graph, added: Mapping[str, Mapping[str, Any]]) -> Graph:
+    """Return the graph with further attributes, by name of op."""
+    attributes = dict(graph.attributes)
+    for name, more in added.items():
+        with error_path(name):
+            op = graph.index(name)
+        attributes[op] = {**attributes.get(op, {}), **more}
+    return convert_attributes(replace(graph, attributes=attributes)) if added else graph
 
 
 def check_attributes(graph: Graph, machine: Machine) -> None:

@@ -223,10 +223,11 @@ class _Scope:
             return _shift_back(self.arguments[name], distance)
         if name not in self.records:
             if self.prefix:
+                op = self.prefix.rstrip("/")
                 raise GraphError(
-                    f"{self._where()}: {name!r} is neither an input nor an op of the function; "
-                    "hand over what it reads as an input"
-                ).about(self.prefix.rstrip("/"), self.key)
+                    f"function {self.stack[-1]!r}, written out for {op!r}: {name!r} is neither an input nor "
+                    "an op of the function; hand over what it reads as an input"
+                ).about(op, self.key)
             return _shift_back(name, distance)
         if not is_functional(self.records[name]):
             return _shift_back(output_name(self.prefix + name, k), distance)
@@ -241,9 +242,6 @@ class _Scope:
         if name in self.records and is_functional(self.records[name]):
             return [_shift_back(end, distance) for end in self._inline(name)[1]]
         return [_shift_back(self.prefix + name if name in self.records else name, distance)]
-
-    def _where(self) -> str:
-        return f"function {self.stack[-1]!r}, written out for {self.prefix.rstrip('/')!r}"
 
     # -- functional ops --------------------------------------------------------------------------
 

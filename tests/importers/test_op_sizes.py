@@ -200,7 +200,7 @@ def test_of_an_onnx_model_at_every_batch(tmp_path: Path, batch: int) -> None:
     expected = onnx_sizes(batch)
     assert {name: of(graph, name) for name in expected} == expected
     one, two, far = (import_onnx(model, batch=b) for b in (1, 2, 7))
-    assert is_straight(one, slope_between(one, 1, two, 2), far, 7)
+    assert is_straight(one, slope_between(one, 1, two), far, 7)
     onnx.save(model, tmp_path / "block.onnx")
     assert convert(tmp_path / "block.onnx", tmp_path / "block.json").fixed_because is None
     read_back = load_graph(tmp_path / "block.json", batch=batch)  # a graph file
