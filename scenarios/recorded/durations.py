@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import PlainValidator, WithJsonSchema
 
-from devices.describe.field_types import DEFAULT, quantity_schema, reader
+from devices.describe.field_types import quantity_schema, reader
 from devices.machine import make_device
 from devices.presets import device_preset, presets
 from scenarios.recorded import select as roles
 from scenarios.recorded.select import Names
 from sim.base.arrays import UNSET, BoolArray, FloatArray, group_pairs
 from sim.base.errors import InputError, UnitError, UnknownNameError, error_path
-from sim.base.units import DURATION, parse_bandwidth, parse_duration, parse_flop_rate, round_half_up
+from sim.base.units import DURATION, parse_duration, round_half_up
 from sim.explain.communication import INSIDE, inside_ns
 from sim.graph.graph import Graph
 from sim.machine.device import Device
@@ -335,10 +335,9 @@ _MOVING_KINDS: Final = frozenset(
 class _Gpu(NamedTuple):
     name: str
     generation: str
-    peak: dict[str, int]
-    bandwidth: int
-    sms: int
     device: Device
+    roofline: Any
+    """Its peak rates and bandwidth."""
 
     @classmethod
     def from_preset(cls, name: str) -> _Gpu:
@@ -351,16 +350,10 @@ class _Gpu(NamedTuple):
             raise InputError(f"{name!r} may be {' or '.join(fitting)}")
         if not fitting:
             raise UnknownNameError("GPU preset", name, names)
-        spec: dict[str, Any] = device_preset(fitting[0])
-        peak = spec["peak"] if isinstance(spec["peak"], dict) else {DEFAULT: spec["peak"]}
-        return cls(
-            fitting[0],
-            spec.get("generation", fitting[0]),
-            {dtype: parse_flop_rate(rate) for dtype, rate in peak.items()},
-            parse_bandwidth(spec["bandwidth"]),
-            int(spec["sms"]),
-            make_device("gpu0", {"preset": fitting[0]}),
-        )
+        spec = {"preset": fitting[0]}
+        roofline = make_device("gpu0", {**spec, "cost": "roofline"}).cost
+        generation = device_preset(fitting[0]).get("generation", fitting[0])
+        return cls(fitting[0], generation, make_device("gpu0", spec), roofline)
 
     def ask(self, graph: Graph) -> tuple[FloatArray, FloatArray]:
         """Return the ns of each op, NaN if unknown, and the log half widths."""
@@ -461,20 +454,21 @@ def _ratios(
     for i, op in zip(unknown.tolist(), np.flatnonzero(kernels)[unknown].tolist(), strict=True):
         low[i], high[i] = _ratio_range(graph, op, before, after)
         grid = graph.attributes.get(op, {}).get("grid")
-        if grid is not None and math.prod(grid) < before.sms:
+        if grid is not None and math.prod(grid) < (before.device.details.sms or 0):
             low[i], high[i], small = min(low[i], 1.0), max(high[i], 1.0), small + 1
     return low, high, len(middle) - len(unknown), small
 
 
 def _ratio_range(graph: Graph, op: int, before: _Gpu, after: _Gpu) -> tuple[float, float]:
-    memory = before.bandwidth / after.bandwidth
+    memory = before.roofline.bandwidth_bytes_per_s / after.roofline.bandwidth_bytes_per_s
     if graph.kind(op) in _MOVING_KINDS:
         return memory, memory
-    shared = [d for d in before.peak if d in after.peak]
+    peak, other_peak = (gpu.roofline.peak_flop_per_s for gpu in (before, after))
+    shared = [d for d in peak if d in other_peak]
     code = int(graph.dtype_code[op])
     dtype = graph.dtypes[code] if code >= 0 else None
     compared = [dtype] if dtype in shared else [d for d in shared if d in ("fp32", "tf32", "fp16", "bf16")]
-    ratios = [memory, *(before.peak[d] / after.peak[d] for d in compared)]
+    ratios = [memory, *(peak[d] / other_peak[d] for d in compared)]
     return min(ratios), max(ratios)
 
 

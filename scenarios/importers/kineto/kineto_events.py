@@ -267,21 +267,14 @@ def _rank_and_size(path: StrPath, others: Mapping[str, Any]) -> tuple[int | None
 # What a Chrome trace is that no GPU's work is in, in words: many programs write that format.
 
 _NO_GPU: Final = {
-    **dict.fromkeys(
-        ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime"),
-        "it has calls of the GPU's runtime but not what they launched: the profiler could not watch the GPU "
-        "(CUPTI, or its permission)",
+    "it has calls of the GPU's runtime but not what they launched: the profiler could not watch the GPU "
+    "(CUPTI, or its permission)": ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime"),
+    "it is PyTorch's profile of the CPU alone: profile with ProfilerActivity.CUDA, too": (
+        *("cpu_op", "operator", "python_function"),
     ),
-    **dict.fromkeys(
-        ("cpu_op", "operator", "python_function"),
-        "it is PyTorch's profile of the CPU alone: profile with ProfilerActivity.CUDA, too",
-    ),
-    **dict.fromkeys(
-        ("", "Op"),
-        "if TensorFlow or JAX wrote it, read the .xplane.pb that their profiler writes beside it",
-    ),
+    "if TensorFlow or JAX wrote it, read the .xplane.pb that their profiler writes beside it": ("", "Op"),
 }
-"""What a category says about a trace without tasks of a GPU; the first one that is there counts."""
+"""What categories say about a trace without tasks of a GPU; the first that holds counts."""
 
 _MAX_SHOWN: Final = 5
 
@@ -292,7 +285,9 @@ def what_it_is(path: StrPath) -> str:
     counted = Counter(str(event.get("cat", "")) for event in events)
     if not counted:
         return ", which has no events"
-    hint = next((f"; {words}" for category, words in _NO_GPU.items() if category in counted), "")
+    hint = next(
+        (f"; {words}" for words, found in _NO_GPU.items() if not counted.keys().isdisjoint(found)), ""
+    )
     counts = [f"{n:,} {name[:40] or 'without a category'}" for name, n in counted.most_common(_MAX_SHOWN)]
     more = ", ..." if len(counted) > _MAX_SHOWN else ""
     return f"{hint} ({format_count(counted.total(), 'event')}: {', '.join(counts)}{more})"
