@@ -40,7 +40,7 @@ from scenarios.importers.kineto import kineto_ranks
 from scenarios.importers.kineto.kernel_names import kind_of, short_name
 from scenarios.importers.kineto.kineto_ranks import RecordedCall
 from scenarios.importers.tensor_flow import TaskFlow, Tensor, Touch, tensor_flow, written_arguments
-from sim.base.arrays import group_pairs
+from sim.base.arrays import Csr, group_pairs
 from sim.base.errors import GraphError, InputError, in_file
 from sim.base.files import StrPath
 from sim.graph.builder import GraphBuilder
@@ -246,12 +246,9 @@ class _Trace:
             start = self._key(i if self.begin_ns is not None or host_op is None else host_op)
             return start, host_op is not None, nodes[i].id
 
-        needs = [[*deps] for deps in self.needs]
-        followers: list[list[int]] = [[] for _ in nodes]
-        for i, deps in enumerate(needs):
-            for other in deps:
-                followers[other].append(i)
-        return least_first(Dag(followers, needs), [key(i) for i in range(len(nodes))])
+        needs = Csr.of_rows(self.needs)
+        followers = Csr.group(needs.indices, needs.rows(), len(nodes)).lists()
+        return least_first(Dag(followers, self.needs), [key(i) for i in range(len(nodes))])
 
     @cached_property
     def before(self) -> list[list[int]]:

@@ -28,7 +28,6 @@ import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 import numpy as np
@@ -41,6 +40,7 @@ from sim.base.arrays import BoolArray, group_pairs
 from sim.base.errors import InputError
 from sim.base.units import format_duration
 from sim.graph.graph import Graph
+from sim.graph.walks import a_cycle
 
 LAUNCH_NS: Final = 2500
 """Host time to launch a graph,"""
@@ -434,15 +434,11 @@ def _drop_cycles(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[list[Se
         differ = producer != consumer
         pairs = zip(producer[differ].tolist(), consumer[differ].tolist(), strict=True)
         before = group_pairs((target, source) for source, target in pairs)
-        try:
-            TopologicalSorter(before).prepare()
-        except CycleError as error:
-            cycle = error.args[1]
-            group = next(members for members in reversed(remaining) if members[-1] in cycle)
-            blocked = group, next(op for op in cycle if op != group[-1])
-            remaining.remove(group)
-        else:
+        if not (cycle := a_cycle(before)):
             break
+        group = next(members for members in reversed(remaining) if members[-1] in cycle)
+        blocked = group, next(op for op in cycle if op != group[-1])
+        remaining.remove(group)
     return remaining, blocked
 
 
