@@ -15,8 +15,9 @@ import numpy.typing as npt
 from devices.describe.field_types import sized_dtype
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
-from sim.base.errors import InputError
+from sim.base.errors import InputError, in_file
 from sim.base.units import format_count
+from sim.graph.attributes import READERS
 from sim.graph.views import VIEWS
 
 # ----------------------------------------------------------------------------------------------------------
@@ -310,12 +311,14 @@ def control_values(node: Any, values: Values, path: str, extras: Extras, enter: 
     """
     name = path + node_name(node)
     about = extras.get(name, {})
-    for key in about:
+    for key, value in about.items():
         if key not in _STEERING_KEYS[node.op_type]:
             accepted = " and ".join(_STEERING_KEYS[node.op_type])
             raise InputError(
                 f"attributes of {name!r}: a node {node.op_type} has no {key!r} to be told, but {accepted}"
             )
+        with in_file(f"attributes of {name!r}: {key}"):
+            READERS[key](value)
     return (_if if node.op_type == "If" else _loop)(node, values, name, about, enter)
 
 
@@ -417,8 +420,12 @@ def _trips(
     names = [node.input[i] if len(node.input) > i else "" for i in (0, 1)]
     limit = constant(names[0], values) if names[0] else None
     begins = constant(names[1], values) if names[1] else True
-    if "trips" in about:
-        return _check_trips(name, about["trips"], limit)
+    if (trips := about.get("trips")) is not None:
+        if limit is not None and np.max(trips) > max(limit, 0):
+            raise InputError(
+                f"attributes of {name!r}: trips {trips!r} is more than the model's own count, {limit}"
+            )
+        return trips if isinstance(trips, int) else list(trips)
     if begins is False or (limit is not None and limit <= 0):
         return 0
     if begins and goes_on is False and (limit is not None or not names[0]):
@@ -433,19 +440,6 @@ def _trips(
         reason = "has no trip count, and its condition is always true"
     limit_text = f", at most {limit}" if limit is not None else ""
     raise InputError(f"node {name!r} (Loop) {reason}; {_advice(name, 'trips', '8')}{limit_text}")
-
-
-def _check_trips(name: str, trips: Any, limit: int | None) -> int | Sequence[int]:
-    counts = trips if isinstance(trips, list | tuple) else [trips]
-    valid = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in counts)
-    if not counts or not valid:
-        expected = "trips is a count of at least 0, or a list with one for each time the loop is entered"
-        raise InputError(f"attributes of {name!r}: {expected}, not {trips!r}")
-    if limit is not None and max(counts) > max(limit, 0):
-        raise InputError(
-            f"attributes of {name!r}: trips {trips!r} is more than the model's own count, {limit}"
-        )
-    return trips if isinstance(trips, int) else list(counts)
 
 
 def _advice(name: str, key: str, example: str) -> str:

@@ -18,11 +18,12 @@ from pydantic import PlainValidator, WithJsonSchema
 from devices.describe.field_types import quantity_schema, reader
 from devices.machine import make_device
 from devices.presets import device_preset, presets
+from policies.rewrite.records import proportion
 from scenarios.recorded import select as roles
 from scenarios.recorded.select import Names
 from sim.base.arrays import UNSET, BoolArray, FloatArray, group_pairs
 from sim.base.errors import InputError, UnitError, UnknownNameError, error_path
-from sim.base.units import DURATION, parse_duration, round_half_up
+from sim.base.units import DURATION, parse_duration
 from sim.explain.communication import INSIDE, inside_ns
 from sim.graph.graph import Graph
 from sim.machine.device import Device
@@ -50,14 +51,13 @@ class Change(NamedTuple):
         """Return the durations after the change, each rounded half up."""
         if self.value_ns is not None:
             return [self.value_ns for _ in durations_ns]
-        numerator, denominator = 2 * self.factor.numerator, 2 * self.factor.denominator
-        return [(numerator * ns + self.factor.denominator) // denominator for ns in durations_ns]
+        return [proportion(ns, self.factor.numerator, self.factor.denominator) for ns in durations_ns]
 
     def apply_to_part(self, part_ns: int, whole_ns: int) -> int:
         """Return a part of a duration after the change; its share of the whole stays the same."""
         if self.value_ns is None:
             return self.apply([part_ns])[0]
-        return round_half_up(Fraction(self.value_ns * part_ns, whole_ns)) if whole_ns else self.value_ns
+        return proportion(self.value_ns, part_ns, whole_ns)
 
 
 def read_factor(value: object) -> Fraction:
