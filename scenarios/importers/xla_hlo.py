@@ -27,8 +27,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
+
+import numpy as np
 
 from devices.describe.field_types import sized_dtype
 from scenarios.importers.files import DEPTH, MARKS, parts
@@ -328,17 +329,12 @@ def replica_groups(text: str) -> list[list[int]]:
     shape, _, rest = text.partition("<=")
     source, _, order = rest.partition("T")
     rows, sizes = numbers(shape), numbers(source)
-    n = math.prod(sizes)
-    if len(rows) != 2 or rows[0] * rows[1] != n or not 0 < n <= _MAX_RANKS:
+    n, axes = math.prod(sizes), numbers(order) or [*range(len(sizes))]
+    fits = len(rows) == 2 and rows[0] * rows[1] == n and 0 < n <= _MAX_RANKS
+    if not fits or sorted(axes) != [*range(len(sizes))]:
         raise InputError(f"replica groups {text[:60]!r}")
-    axes = numbers(order) or [*range(len(sizes))]
-    if sorted(axes) != [*range(len(sizes))]:
-        raise InputError(f"replica groups {text[:60]!r}")
-    steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    ranks = [0]
-    for axis in axes:
-        ranks = [rank + steps[axis] * k for rank in ranks for k in range(sizes[axis])]
-    return [ranks[begin:end] for begin, end in pairwise(range(0, n + 1, rows[1]))]
+    groups: list[list[int]] = np.arange(n).reshape(sizes).transpose(axes).reshape(rows).tolist()
+    return groups
 
 
 _MAX_RANKS: Final = 100_000
