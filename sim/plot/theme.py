@@ -229,14 +229,14 @@ FAMILIES: Final = {
 }
 """Kinds of op that share a colour because they do similar work; a legend names them side by side."""
 
-_BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW = OKABE_ITO
+_BLUE, _ORANGE, _GREEN, _PINK, _, _RED, _YELLOW = OKABE_ITO
 _KNOWN: Final = {
     **dict.fromkeys(("F", "forward"), _BLUE),
     **dict.fromkeys(("B", "backward"), _ORANGE),
     "I": _RED,
     "W": _GREEN,
     "R": _PINK,
-    **dict.fromkeys(("op", "train", "step"), _SKY),
+    **dict.fromkeys(("op", "train", "step"), "#3A93D0"),  # Okabe and Ito's sky blue is too near to conv's
     **{kind: colour for colour, kinds in FAMILIES.items() for kind in kinds.split()},
     LAUNCH: "#BBBBBB",
     TRANSFER: "#222222",
