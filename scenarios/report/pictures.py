@@ -119,6 +119,9 @@ def sweep_plot(
     lines: dict[str, list[tuple[str, float]]] = {}
     words = {key: key.removeprefix("varied ").rpartition(".")[2] for key in settings}
     policies = len({row["policy"] for row in rows}) > 1 and "policy" not in words.values()
+    policies &= any(
+        row["policy"] not in [row[key] for key in settings] for row in rows
+    )  # policy.name says it
     for row in rows:
         others = [f"{words[key]}={row[key]}" for key in settings[1:]]
         if row.get(column) is not None and not row["error"]:

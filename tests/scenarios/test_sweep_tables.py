@@ -176,6 +176,12 @@ def test_a_policy_that_is_varied_is_told_once(keys: list[str]) -> None:
     found = [ax.get_xlabel(), *(text.get_text() for text in legend.get_texts())]
     assert found == (["policy", "b=1", "b=2"] if keys[1] == "a.b" else ["a.b", "policy=x", "policy=y"])
     assert ax.get_xticklabels()[0].get_rotation() == 0
+    renamed = [
+        {key.replace("varied policy", "policy.name"): value for key, value in row.items()} for row in rows
+    ]
+    legend = sweep_plot(renamed, ["a.b", "policy.name"]).get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["name=x", "name=y"]
     long = [row | {keys[0]: f"{row[keys[0]]}{'long ' * 20}"} for row in rows]
     labels = sweep_plot(long, keys).get_xticklabels()
     assert [len(each.get_text()) for each in labels] == [30, 30]
