@@ -27,7 +27,7 @@ from scenarios.run.decisions import Decisions, overlay, resolve, resolve_schedul
 from scenarios.schema import ScenarioFile, model_for
 from scenarios.workloads.workload import Work
 from sim.base import plugins
-from sim.base.errors import InputError, clip_repr, hint, shorten
+from sim.base.errors import InputError, clip_repr, hint, list_names, shorten
 from sim.base.plugins import Origin
 from sim.graph.graph import Graph
 from sim.machine.machine import Machine
@@ -227,6 +227,10 @@ class Scenario:
             if source.startswith("--set"):
                 message = f"{source}: has no effect, as a runtime makes all decisions; to change one, give"
                 warnings.warn(f"{message} --set 'policy={{runtime: {policy}, ...}}' alone", stacklevel=2)
+        if over.runtime and self.policy.compile:
+            steps = list_names([step.name for step in self.policy.compile], 3)
+            message = f"{policy}: runs the graph without policy.compile ({steps})"
+            warnings.warn(f"{message}, as a runtime makes all decisions", stacklevel=2)
         return self._case(overlay(self.policy, over), policy, named)
 
     def _named_policy(self, policy: str) -> PolicyFields:

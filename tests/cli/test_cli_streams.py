@@ -113,7 +113,7 @@ policy: {runtime: onnxruntime}
     assert "of 2 streams" not in sim("run", file, "--set", "policy.streams=single").stdout
 
 
-@pytest.mark.filterwarnings("default:--set")
+@pytest.mark.filterwarnings("default:--set", "default:tensorflow")
 def test_a_setting_that_a_runtime_replaces_is_reported(tmp_path: Path) -> None:
     file, setting = tmp_path / "two.yaml", ("--set", "policy.streams=per-branch")
     file.write_text(
@@ -122,6 +122,10 @@ def test_a_setting_that_a_runtime_replaces_is_reported(tmp_path: Path) -> None:
     warning = "warning: --set policy.streams=per-branch: has no effect, as a runtime makes all decisions"
     assert warning in sim("run", file, "--policy", "tensorflow", *setting).stderr
     assert not sim("run", file, "--policy", "ready-queue", *setting).stderr
+    file.write_text(f"{file.read_text()}policy: {{name: in-order, compile: [prune, constant-folding]}}\n")
+    warning = "warning: tensorflow: runs the graph without policy.compile (prune, constant-folding), as a"
+    assert warning in sim("run", file, "--policy", "tensorflow").stderr
+    assert not sim("run", file, "--policy", "ready-queue").stderr
 
 
 def test_ops_of_a_branch_not_taken_are_on_no_stream(tmp_path: Path) -> None:
