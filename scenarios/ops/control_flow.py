@@ -108,7 +108,8 @@ def while_loop(
     trips : int or sequence of int
         Number of iterations; a list has one entry for each time the loop is entered.
     invariants : sequence of str
-        Tensors from outside that every iteration reads.
+        Tensors from outside that every iteration reads, also the last one, which ends the loop: let an op of
+        the body that reads nothing else come `after` a variable, or it runs once too often.
     parallel_iterations : int
         Maximum number of iterations in flight; 1 is one after another.
     condition_ns : int
