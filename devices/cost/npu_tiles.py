@@ -71,8 +71,8 @@ class TileStages(NamedTuple):
     ----------
     load_ns, compute_ns, store_ns : Fraction
         Time that each of the three takes for all tiles.
-    setup_ns : int
-        What starting a DMA costs, for each tile and each way that it is moved.
+    load_setup_ns, store_setup_ns : int
+        What starting a DMA costs, for each tile.
     resident_ns : Fraction
         Loading what stays in the scratchpad, before the first tile.
     """
@@ -80,7 +80,8 @@ class TileStages(NamedTuple):
     load_ns: Fraction
     compute_ns: Fraction
     store_ns: Fraction
-    setup_ns: int = 0
+    load_setup_ns: int = 0
+    store_setup_ns: int = 0
     resident_ns: Fraction = Fraction(0)
 
 
@@ -103,8 +104,8 @@ def tiled_ns(stages: TileStages, tiles: int, *, double_buffered: bool = True) ->
     >>> int(tiled_ns(stages, 4)), int(tiled_ns(stages, 4, double_buffered=False))
     (95, 140)
     """
-    load = stages.load_ns / tiles + (stages.setup_ns if stages.load_ns else 0)
-    store = stages.store_ns / tiles + (stages.setup_ns if stages.store_ns else 0)
+    load = stages.load_ns / tiles + stages.load_setup_ns
+    store = stages.store_ns / tiles + stages.store_setup_ns
     compute = stages.compute_ns / tiles
     one = load + compute + store
     if double_buffered:
@@ -122,7 +123,7 @@ def best_tiles(stages: TileStages, fewest: int, most: int) -> int:
     --------
     Loading 900 ns, computing 100, and 9 ns for each DMA that is started: 900 + 9 N + 100 / N.
 
-    >>> best_tiles(TileStages(Fraction(900), Fraction(100), Fraction(0), setup_ns=9), 1, 1000)
+    >>> best_tiles(TileStages(Fraction(900), Fraction(100), Fraction(0), load_setup_ns=9), 1, 1000)
     3
     """
     return fewest + bisect_left(
@@ -573,7 +574,8 @@ class TiledCost(CostModel):
         self, load: Fraction | int, compute_ns: Fraction, store: Fraction | int, speeds: _Speeds
     ) -> TileStages:
         load_ns, store_ns = (_ns(nbytes, speeds.dma_bytes_per_s) for nbytes in (load, store))
-        return TileStages(load_ns, compute_ns, store_ns, setup_ns=self.latency_ns)
+        load_setup_ns, store_setup_ns = (self.latency_ns if nbytes else 0 for nbytes in (load, store))
+        return TileStages(load_ns, compute_ns, store_ns, load_setup_ns, store_setup_ns)
 
 
 def _ns(amount: Fraction | int, per_s: Fraction | None) -> Fraction:

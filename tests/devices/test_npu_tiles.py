@@ -76,7 +76,7 @@ def test_double_buffering_is_the_pipeline_tile_by_tile(
 def test_the_best_number_of_tiles_is_the_best(
     load: int, compute: int, store: int, setup_ns: int, fewest: int, more: int
 ) -> None:
-    stages = TileStages(Fraction(load), Fraction(compute), Fraction(store), setup_ns)
+    stages = TileStages(Fraction(load), Fraction(compute), Fraction(store), setup_ns, setup_ns)
     every = range(fewest, fewest + more + 1)
     assert best_tiles(stages, fewest, fewest + more) == min(every, key=lambda n: tiled_ns(stages, n))
 
@@ -117,6 +117,9 @@ def test_starting_a_dma_costs() -> None:
     assert duration_ns({**CORE, "latency": "100ns"}, flops=2048) == 2760
     # At 300 ns, 4 tiles: 556 + 512 + 556 + 3 x 556 = 3292, 3: (641.3) + 682.7 + 641.3 + 2 x 682.7 = 3330.7.
     assert duration_ns({**CORE, "latency": "300ns"}, flops=2048) == 3292
+    # Without a bandwidth a DMA takes its latency alone: 100 + 512 + 100 + 3 x 512.
+    at_once = {key: value for key, value in CORE.items() if "bandwidth" not in key}
+    assert duration_ns({**at_once, "latency": "100ns"}, flops=2048, attributes={"tiles": 4}) == 2248
 
 
 def test_both_ways_share_the_bandwidth_of_the_memory() -> None:
