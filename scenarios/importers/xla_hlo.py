@@ -138,30 +138,23 @@ _ARRAY: Final = re.compile(r"\s*(\w+)\[([^\]]*)\](?:\{[^}]*\})?")
 _COMMENT: Final = re.compile(r"/\*[^*]*\*/")
 
 
-def _shape(text: str, position: int, depth: int = 0) -> tuple[Shape, int]:
-    """Return the shape that begins at `position`, and its end."""
+def _shape(text: str, depth: int = 0) -> Shape:
+    """Return the shape that is the beginning of a text."""
     if depth > MOST_DEPTH:
         raise InputError(f"a shape with more than {MOST_DEPTH} tuples in one another")
-    if text.startswith("(", position):
-        shapes, position = [], position + 1
-        while not text.startswith(")", position):
-            part, position = _shape(text, position, depth + 1)
-            shapes.append(part)
-            position = re.compile(r"[\s,]*").match(text, position).end()  # type: ignore[union-attr]
-        return tuple(shapes), position + 1
-    match = _ARRAY.match(text, position)
+    if text.startswith("("):
+        return tuple(_shape(part, depth + 1) for part in parts(text[1:]))
+    match = _ARRAY.match(text)
     if match is None:
-        raise InputError(f"no shape: {text[position : position + 40]!r}")
-    if match[1] in ("token", "opaque"):
-        return (), match.end()
-    return Array(dtype_of(match[1]), tuple(numbers(match[2]))), match.end()
+        raise InputError(f"no shape: {text[:40]!r}")
+    return () if match[1] in ("token", "opaque") else Array(dtype_of(match[1]), tuple(numbers(match[2])))
 
 
 # -- modules --------------------------------------------------------------------------------------
 
 _INSTRUCTION: Final = re.compile(r"(ROOT )?%?([\w.$:\-]+) = ")
 _HEADER: Final = re.compile(r"(ENTRY )?%?([\w.$:\-]+) [({]")
-_OPCODE: Final = re.compile(r"\s*([a-z][a-z0-9\-]*)\(")
+_OPCODE: Final = re.compile(r"\s([a-z][a-z0-9\-]*)\(")
 _DEVICE_COUNTS: Final = re.compile(r"\b(num_partitions|replica_count)=(\d{1,6})\b")
 
 
@@ -249,11 +242,10 @@ def _instruction(text: str) -> tuple[Instruction, list[str]]:
         raise InputError(f"no instruction: {text[:60]!r}")
     if "/*" in text:
         text = _COMMENT.sub("", text)
-    shape, position = _shape(text, head.end())
-    match = _OPCODE.match(text, position)
+    match = _OPCODE.search(text, head.end())
     if match is None:
-        raise InputError(f"no opcode: {text[position : position + 40]!r}")
-    opcode, opening = match[1], match.end() - 1
+        raise InputError(f"no opcode: {text[head.end() : head.end() + 40]!r}")
+    shape, opcode, opening = _shape(text[head.end() : match.start()]), match[1], match.end() - 1
     end = closing(text, opening)
     operands, tail = text[opening + 1 : end], text[end + 1 :].strip()
     if tail and not tail.startswith(","):
