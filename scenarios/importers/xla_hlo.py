@@ -170,22 +170,8 @@ def read_hlo(text: str) -> XlaModule:
     computations: dict[str, Computation] = {}
     entry: Computation | None = None
     current: Computation | None = None
-    statement: list[str] = []
-    first_line = depth = 0
-    calls: list[tuple[int, Instruction, str]] = []
-
-    def finish() -> None:
-        if statement and current is not None:
-            with at_line(first_line):
-                instruction, called = _instruction("\n".join(statement))
-                if instruction.name in current.instructions:
-                    raise InputError(f"{instruction.name} is there twice")
-                current.instructions[instruction.name] = instruction
-                if statement[0].startswith("ROOT ") or not current.root[0]:
-                    current.root = instruction.name, None
-                calls.extend((first_line, instruction, name) for name in called)
-        statement.clear()
-
+    statements: list[tuple[int, Computation, list[str]]] = []
+    depth = 0
     for number, line in enumerate(text.split("\n"), 1):
         stripped = line.strip()
         if current is None:
@@ -197,25 +183,31 @@ def read_hlo(text: str) -> XlaModule:
                 current = computations[header[2]] = Computation(header[2])
                 entry = current if header[1] else entry
         elif stripped.startswith("}") and depth <= 0:
-            finish()
             current, depth = None, 0
         elif _INSTRUCTION.match(stripped):
-            finish()
-            statement, first_line, depth = [stripped], number, _open_brackets(stripped)
+            statements.append((number, current, [stripped]))
+            depth = _open_brackets(stripped)
         elif stripped and not stripped.startswith("//"):
-            if not statement:
+            if not statements or statements[-1][1] is not current:
                 raise InputError(f"line {number}: no instruction: {stripped[:60]!r}")
-            statement.append(stripped)
+            statements[-1][2].append(stripped)
             depth += _open_brackets(stripped)
     if current is not None:
         raise InputError(f"the file ends in the middle of the computation {current.name}")
     if entry is None:
         raise InputError("has no ENTRY computation")
-    for number, instruction, name in calls:
+    for number, computation, lines in statements:
         with at_line(number):
-            if name not in computations:
-                raise InputError(f"{instruction.name} calls {name}, which is not in the file")
-        instruction.called.append(computations[name])
+            instruction, called = _instruction("\n".join(lines))
+            if instruction.name in computation.instructions:
+                raise InputError(f"{instruction.name} is there twice")
+            computation.instructions[instruction.name] = instruction
+            if lines[0].startswith("ROOT ") or not computation.root[0]:
+                computation.root = instruction.name, None
+            for name in called:
+                if name not in computations:
+                    raise InputError(f"{instruction.name} calls {name}, which is not in the file")
+                instruction.called.append(computations[name])
     named = re.match(r"HloModule\s+([\w.$:\-]+)", first)
     counts = {key: int(n) for key, n in _DEVICE_COUNTS.findall(first)}
     fused = any(op.opcode == "fusion" for body in computations.values() for op in body.instructions.values())
