@@ -327,13 +327,12 @@ class Convolution:
         lhs, _, out = str(instruction.attributes.get("dim_labels", "")).partition("->")
         lhs, _, kernel = lhs.partition("_")
         self.axes = sorted(axis for axis in lhs if axis.isdigit())
-        fits = len(lhs) == len(x.dims) and len(kernel) == len(w.dims) and len(out) == len(y.dims)
-        names = (("bf", lhs), ("io", kernel), ("bf", out))
-        if not fits or any(not {*required, *self.axes} <= {*labels} for required, labels in names):
-            raise InputError(f"{instruction.label}: its dim_labels do not fit its tensors")
         self.x, self.w, self.y = (
-            dict(zip(labels, array.dims, strict=True)) for labels, array in ((lhs, x), (kernel, w), (out, y))
+            dict(zip(labels, array.dims, strict=False)) for labels, array in ((lhs, x), (kernel, w), (out, y))
         )
+        for labels, required, array in ((lhs, "bf", x), (kernel, "io", w), (out, "bf", y)):
+            if len(labels) != len(array.dims) or not {*required, *self.axes} <= {*labels}:
+                raise InputError(f"{instruction.label}: its dim_labels do not fit its tensors")
         window = instruction.attributes.get("window", {})
         n = len(self.axes)
         self.stride, self.image_step, self.kernel_step = (
@@ -483,9 +482,8 @@ def _fusion_bytes(
         if len(parts) + len(updated) == len(uses) and index < len(read):
             read[index] = min(read[index], sum(parts))
     end = body.end()
-    ends = [end] if end is not None and end.opcode != "tuple" else []
-    if end is not None and end.opcode == "tuple":
-        ends = [body.instructions[name] for name, _ in end.operands if name in body.instructions]
+    roots = end.operands if end is not None and end.opcode == "tuple" else [body.root]
+    ends = [body.instructions[name] for name, _ in roots if name in body.instructions]
     in_place = None
     for k, op in enumerate(ends[: len(written)]):
         while op.opcode == "bitcast" and op.operands[0][0] in body.instructions:
