@@ -456,6 +456,19 @@ def test_window_by_window_runs_get_shorter_and_the_same_each_time(
     assert found() == ends
 
 
+def test_a_window_may_move_ops_to_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.optimum_windows._EFFORT", 0.0005)
+    graph, machine = layers(40, 5), Machine((Device("one"), Device("other")))
+    first = simulate(graph, machine, InOrder(), placement=Given([k % 2 for k in range(40)]))
+    model = JobModel(first.job, InOrder(), first, placed=False)
+    model.begin_with(first)
+    timetable = next(model.improve(time.monotonic() + 60))
+    follow = Follow(timetable, "completion", by_start=True)
+    better = checked(graph, machine, follow, linearize=follow, placement=Given(timetable.device))
+    assert (better.device != first.device).any()
+    assert better.makespan_ns < first.makespan_ns
+
+
 def test_what_is_sent_and_never_asked_for_bounds_nothing() -> None:
     """Two Sends with one key, one Recv: one of them travels."""
     b = GraphBuilder("two sends")
