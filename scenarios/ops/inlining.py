@@ -179,6 +179,7 @@ class _Scope:
     def __post_init__(self) -> None:
         """Prepare results and last ops of functional ops, which are inlined on demand."""
         self.records = {record["name"]: record for record in self.ops}
+        self.followed = {self._split(ref)[0] for op in self.ops for ref in op.get("after") or ()}
         self.done: dict[str, tuple[list[Any], list[str]] | None] = {}
 
     def add(self) -> None:
@@ -436,7 +437,8 @@ class _Scope:
             condition=decide if test is not None else None,
         )
         results = [exits[p] if p in changing else values[p] for p in body.inputs]
-        if not any(unread.values()):
+        followed = self.prefix or record["name"] in self.followed  # what ends a function may be
+        if not followed or not any(unread.values()):
             return results, list(exits.values())
 
         def add(kind: str, inputs: list[Any], after: Sequence[str] = (), **facts: Any) -> str:
