@@ -87,6 +87,10 @@ class _Event(NamedTuple):
     end_ns: int
 
 
+def _furthest(one: Reach, other: Reach) -> Reach:
+    return {stream: max(one.get(stream, 0), other.get(stream, 0)) for stream in {**one, **other}}
+
+
 class _Reader:
     """Processes the calls in their order."""
 
@@ -189,16 +193,11 @@ class _Reader:
         return self._events[lane, corr]
 
     def _join(self, lane: Lane, corr: int, other: Lane, recorded: int) -> None:
-        joined = {**self._reach(lane, corr)}
-        for stream, n in self._reach(other, recorded).items():
-            joined[stream] = max(n, joined.get(stream, 0))
+        joined = _furthest(self._reach(lane, corr), self._reach(other, recorded))
         self._joined[lane].append((corr, joined))
 
     def _mark_known(self, thread: Thread, reach: Reach) -> None:
-        known = self._known[thread]
-        self._known[thread] = {
-            stream: max(reach.get(stream, 0), known.get(stream, 0)) for stream in {**known, **reach}
-        }
+        self._known[thread] = _furthest(self._known[thread], reach)
 
     def _drop_known(self, events: Iterable[_Event], *known: Reach) -> list[_Event]:
         """Return the events, one per stream, that cover a task not known to be over."""
