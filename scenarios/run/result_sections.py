@@ -32,6 +32,7 @@ from sim.notebook import Section
 from sim.trace import Trace
 
 _LISTED: Final = 20
+_UNUSED_SHOWN: Final = 8
 """Number of links, of layers of experts, and of unused devices that are shown."""
 _STALENESS_ROWS: Final = 12
 """Number of rows in the table of staleness."""
@@ -330,7 +331,7 @@ def unused_notes(unused: Mapping[str, Sequence[str]]) -> list[str]:
     runs_of = group_pairs((tuple(devices), run) for run, devices in unused.items())
     return [
         ("unused" if len(runs_of) == 1 else f"unused under {'; '.join(runs)}")
-        + f": {list_names(devices, _LISTED)}"
+        + f": {list_names(devices, _UNUSED_SHOWN)}"
         for devices, runs in runs_of.items()
         if devices
     ]

@@ -320,7 +320,7 @@ def _device_lines(f: DerivedColumns) -> list[str]:
         rows.append(("   ".join(f"{word} {value}" for word, value in share.items()), device.name))
     lines = ["Devices", *(f"  {_pad_names(names)} {shares}" for shares, names in group_pairs(rows).items())]
     unused = unused_devices(f.trace) if f.at_device is None else []
-    return [*lines, f"  unused: {', '.join(unused)}"] if unused else lines
+    return [*lines, f"  unused: {list_names(unused, 8)}"] if unused else lines
 
 
 def names_around(path: str) -> set[str]:

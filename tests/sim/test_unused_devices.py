@@ -61,6 +61,8 @@ def test_every_command_names_unused_devices(tmp_path: Path, command: tuple[str, 
     assert "unused: cpu0, gpu1" in out
     assert "fabric" not in out
     assert '"unused_devices"' in sim(verb, path, *options, "--json").stdout
+    out = sim(verb, path, *options, "--set", "machine.devices.gpu.count=40").stdout
+    assert verb == "check" or "unused: cpu0, gpu1, gpu2, gpu3, gpu4, gpu5, gpu6, gpu7 and 32 more" in out
 
 
 def test_a_comparison_says_which_run_left_what_unused(tmp_path: Path) -> None:
