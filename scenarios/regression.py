@@ -162,6 +162,7 @@ def write_golden(path: Path, run: FinishedRun, rewritten: Rewritten, holders: Se
     """
     import pandas as pd
 
+    from sim.diff.propagated_delays import against_table
     from sim.diff.schedule import read_ops_table, runs_in
     from sim.export.tables import write_table
 
@@ -177,7 +178,7 @@ def write_golden(path: Path, run: FinishedRun, rewritten: Rewritten, holders: Se
     tables[run.policy] = rows
     named = others or len(tables) > 1
     key, whole = (path.resolve(), run.policy if named else ""), (path.resolve(), "")
-    if key in rewritten or whole in rewritten:
+    if (key in rewritten or whole in rewritten) and against_table(run.trace, path, run.policy):
         raise InputError(f"{path.name} was just written for another run; give each its own table")
     rewritten[key] = run.policy
     if named:

@@ -116,6 +116,8 @@ def test_a_table_holds_the_schedule_of_one_scenario(tmp_path: Path) -> None:
     assert f"not written: it stands in {tmp_path / 'a.yaml'}:" in updated
     checked = sim("check", tmp_path).stdout.splitlines()
     assert [line.split()[0] for line in checked if ".yaml: " in line] == ["passed", "FAILED", "FAILED"]
+    twice = "compare: [{name: ready-queue, expect: &it {schedule: d.csv}}]\nexpect: {ready-queue: *it}\n"
+    assert sim("check", "--update", write(tmp_path, HEAD_OF_LINE + twice)).exit_code == 0
 
 
 def test_a_tolerance_in_per_cent_makes_no_percentage(tmp_path: Path) -> None:
