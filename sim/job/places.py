@@ -83,8 +83,8 @@ def _devices_of_pins(graph: Graph, machine: Machine) -> list[list[int]]:
     """
     by_word: dict[str, list[int]] = {}
     for d, device in enumerate(machine.devices):
-        for word in dict.fromkeys((device.name, device.kind)):
-            by_word.setdefault(word, []).append(d)
+        by_word.setdefault(device.kind, []).append(d)
+    by_word |= {device.name: [d] for d, device in enumerate(machine.devices)}
     for code, pin in enumerate(graph.pins):
         if pin not in by_word and (graph.pin_code == code).any():
             op = int((graph.pin_code == code).argmax())

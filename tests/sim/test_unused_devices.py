@@ -37,6 +37,13 @@ def test_free_ops_go_to_the_first_accelerator_and_host_ops_to_the_cpu() -> None:
     assert [devices[d].name for d in job.device_of] == ["npu0", "cpu0", "cpu0"]
 
 
+def test_a_pin_that_is_a_name_and_a_kind_is_the_name() -> None:
+    b = GraphBuilder("pinned")
+    b.op("a", duration_ns=10, device="gpu")
+    devices = Device("other", "gpu"), Device("gpu", "gpu"), Device("cpu0", "cpu", workers=1)
+    assert simulate(b.build(), Machine(devices), ReadyQueue()).job.device_of.tolist() == [1]
+
+
 def test_without_an_accelerator_they_go_to_the_first_cpu() -> None:
     b = GraphBuilder("host only")
     b.op("free", duration_ns=10)
