@@ -227,11 +227,12 @@ class Scenario:
             if source.startswith("--set"):
                 message = f"{source}: has no effect, as a runtime makes all decisions; to change one, give"
                 warnings.warn(f"{message} --set 'policy={{runtime: {policy}, ...}}' alone", stacklevel=2)
+        case = self._case(overlay(self.policy, over), policy, named)
         if over.runtime and self.policy.compile:
             steps = list_names([step.name for step in self.policy.compile], 3)
             message = f"{policy}: runs the graph without policy.compile ({steps})"
             warnings.warn(f"{message}, as a runtime makes all decisions", stacklevel=2)
-        return self._case(overlay(self.policy, over), policy, named)
+        return case
 
     def _named_policy(self, policy: str) -> PolicyFields:
         """Return the policy fields for a name on the command line: a schedule, a policy, or a runtime."""
