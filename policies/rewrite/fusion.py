@@ -60,6 +60,7 @@ class _Kernel:
     reads: int  # of their tensors by others
     stays: bool  # the last one is fetched or followed
     rows: set[str]  # numbers in each that a reduction sums, or its name
+    waits: bool  # for another op
 
 
 class Fusion:
@@ -95,7 +96,7 @@ class Fusion:
                     sources.setdefault(kernels[maker.name], []).append(tensor)
             rows = {str(record.attributes.get("columns", name))} if REDUCTIONS & {*_kinds(record)} else set()
             stays = not users or bool(followers[name]) or not read_all.isdisjoint(record.tensors[1:])
-            kernel = _Kernel([record], users, stays, rows)
+            kernel = _Kernel([record], users, stays, rows, bool(sources or record.after))
             elsewhere = any(source.ops[-1].device != record.device for source in sources)
             if compiled and _is_view(record) and not stays and not elsewhere:
                 views[name] = views.get(record.reads[0], record.reads[0])
@@ -103,16 +104,18 @@ class Fusion:
                     kernels[name] = source
                     source.reads += users - 1
                 continue
-            waits = len(sources) > 1 or record.after or any(distance for _, distance in record.inputs)
-            for source, tensors in () if _feeds_itself(record, records, index_of) else sources.items():
-                sole = source.reads == len(tensors)
+            late = [source for source in sources if source.waits] or list(sources)
+            alone = len(late) == 1 and not record.after and not any(d for _, d in record.inputs)
+            ordered = sorted(sources.items(), key=lambda item: alone and item[0] is late[0])
+            for source, tensors in () if _feeds_itself(record, records, index_of) else ordered:
+                sole, waits = source.reads == len(tensors), not alone or source is not late[0]
                 if not (sole or not waits) or not self._fits(kernel, source, records, tensors, sole):
                     continue  # other readers would wait for what this op waits for, which may be themselves
                 source.rows |= kernel.rows
                 if waits:
                     kernel.ops[-1:-1], source.ops, kernel.rows = source.ops, [], source.rows
                 else:
-                    source.ops.append(record)
+                    source.ops += kernel.ops
                     source.reads += users - len(tensors)
                     source.stays, kernel = kernel.stays, source
             kernels[name] = kernel

@@ -105,6 +105,20 @@ def test_a_sum_leaves_the_kernel_of_the_norm_that_reads_it() -> None:
     assert after.bytes_written[done].tolist() == [2000, 1000]  # nobody reads the second sum
 
 
+def test_what_makes_a_norms_weights_does_not_keep_it_from_its_sum() -> None:
+    """Nothing that made them, in 16 bits, can wait for the sum, which others read."""
+    ops = {
+        "weights": {"kind": "cast", "inputs": ["w"], "outputs": 10},
+        "first": {"kind": "gemm", "inputs": ["x"]},
+        "sum": {"kind": "add", "inputs": ["y", "first"]},
+        "norm": {"kind": "layer_norm", "inputs": ["sum", "weights"]},
+        "next": {"kind": "gemm", "inputs": ["norm", "sum"]},
+    }
+    after = shape(Fusion("elementwise").apply(graph(ops, ("x", "y", "w"))))
+    assert after["norm"] == ("elementwise", ["y", "first", "weights"])
+    assert after["next"] == ("gemm", ["norm", "norm:1"])
+
+
 VIEW = {"kind": "reshape", "bytes_read": 0, "bytes_written": 0, "attributes": {"view_of": 0}}
 
 
