@@ -189,23 +189,24 @@ kernels pass 300 to 390 elements a ns on an H100, in fp32 and bf16 alike, where 
 _COLUMNWISE: Final = 3.0
 """... as a multiple, where neighbours of the result are none in an operand, so that each brings 32 bytes from
 L2: 125 elements a ns where TimeSformer transposes its keys on an H100."""
+_TILE_BYTES: Final = 20.0  # ... of one in a tile of a conversion, which passes shared memory
 
 
 def elementwise_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     """Return what an elementwise kernel asks: `elements` written, `operands` tensors read, each element once.
 
-    `indexed` is 1 where operands differ in shape or order. A reduction has `threads`, and `joins` if several
-    blocks share an output. In a program (`eager`) L2 does not have the tensor that a kernel writes, as it is
-    another each time, or that a reduction reads.
+    `indexed` is 1 where operands differ in shape or order; by tiles, threads work on `tiled` places for each
+    element. A reduction has `threads`, and `joins` if several blocks share an output. In a program (`eager`)
+    L2 does not have the tensor that a kernel writes, as it is another each time, or that a reduction reads.
     """
-    n, operands, flops, indexed, threads, joins, eager = columns(
-        s, f"{_ELEMENTS} indexed threads joins eager", element_flops=2, indexed=0, threads=0, joins=0, eager=0
-    )
-    reduces = threads > 0
-    blocks = np.where(reduces, threads / _THREADS, np.ceil(n / (_THREADS * _PER_THREAD)))
+    more = dict.fromkeys(("indexed", "tiled", "threads", "joins", "eager"), 0)
+    names = " ".join((_ELEMENTS, *more))
+    n, operands, flops, indexed, tiled, threads, joins, eager = columns(s, names, element_flops=2, **more)
+    reduces, places = threads > 0, n * np.maximum(1, tiled)
+    blocks = np.where(reduces, threads / _THREADS, np.ceil(places / (_THREADS * _PER_THREAD)))
     shared = np.where(eager > 0, np.clip(blocks / sheet.sms, _ALONE, _ON_SM) / _ON_SM, 1.0)
     return KernelWork(
-        load_bytes=_INDEX_BYTES * indexed * n * shared,
+        load_bytes=(_INDEX_BYTES * indexed + _TILE_BYTES * tiled) * n * shared,
         flops=flops * n * shared,
         warm_bytes=n * (operands + 1) * ELEMENT_BYTES[dtype],
         fresh=eager / (operands + 1),
@@ -411,16 +412,17 @@ def conv_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     )
 
 
-def layout_conversions(s: Sizes) -> list[FloatArray]:
-    """Return how many numbers pass the conversions between NCHW and NHWC of input, weights and output: tiles
-    of 32 pixels and 32 channels, filled or not.
+def layout_conversions(s: Sizes) -> list[dict[str, Any]]:
+    """Return sizes of the conversions between NCHW and NHWC of input, weights and output: memory has their
+    numbers, SMs work on tiles of 32 pixels and 32 channels, filled or not.
 
-    On an H100, 3 channels of 4 x 224 x 224 pixels take as long as 3 x 768 of 16 x 16, and five times as long
-    as 768 of 4 x 14 x 14.
+    On an H100, 3 channels of 4 x 224 x 224 pixels take as long as 3 x 768 of 16 x 16 (10.4 us), and five
+    times as long as 768 of 4 x 14 x 14.
     """
     cin, cout, group = columns(s, "in_channels out_channels group", group=1)
     channels = cin, cin / group, cout
-    return [n * np.ceil(c / 32) * 32 / c for n, c in zip(implicit_product(s)[1], channels, strict=True)]
+    tensors = zip(implicit_product(s)[1], channels, strict=True)
+    return [{"elements": n, "tiled": np.ceil(c / 32) * 32 / c, "operands": 1, "eager": 1} for n, c in tensors]
 
 
 def conv_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:

@@ -273,8 +273,7 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
         if depthwise.any():
             asks.append(_depthwise(depthwise, s, way, ops.dtype, nhwc & halves))
         if planar.any():
-            copies = [{"elements": count, "operands": 1} for count in layout_conversions(s)]
-            asks += [KernelAsk(planar & ~pixel, "elementwise", sizes) for sizes in copies]
+            asks += [KernelAsk(planar & ~pixel, "elementwise", copy) for copy in layout_conversions(s)]
     return [*asks, *_by_flops(ops, sheet, ~known)]
 
 

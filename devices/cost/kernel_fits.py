@@ -26,7 +26,7 @@ import numpy as np
 from devices.cost.calibration import read_record
 from devices.cost.general_kernels import GENERAL_DEMANDS
 from devices.cost.kernel_model import ELEMENT_BYTES, Family, Model, Sheet, shift_model
-from devices.cost.language_kernels import LANGUAGE_DEMANDS
+from devices.cost.language_kernels import LANGUAGE_DEMANDS, beyond_l2_ns
 from devices.describe.dtypes import DTYPES
 from devices.presets import device_preset, yaml_beside
 from sim.base.arrays import FloatArray
@@ -139,7 +139,10 @@ class KernelFits:
         words = {name: size for name, size in sizes.items() if isinstance(size, str)}
         numbers = {name: np.asarray(size, float) for name, size in sizes.items() if name not in words}
         wide = np.broadcast_arrays(np.zeros(1), *numbers.values())[1:]
-        return self.model(table, dtype).predict(dict(zip(numbers, wide, strict=True)) | words, self.sheet)
+        columns = dict(zip(numbers, wide, strict=True)) | words
+        ns, half_width = self.model(table, dtype).predict(columns, self.sheet)
+        least = beyond_l2_ns(columns, self.sheet, dtype) if table == "products" else 0
+        return np.maximum(ns, least), half_width
 
     def quantizing_ns(self, dtype: str, **sizes: Any) -> FloatArray:
         """Return how long a measured product of 8 or 4 bits quantizes its left matrix, as vLLM's layers do.

@@ -103,6 +103,13 @@ def product_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     )
 
 
+def beyond_l2_ns(s: Sizes, sheet: Sheet, dtype: str) -> FloatArray:
+    """Return how long memory takes for what L2 has no room for: grids were fitted to rows that it has."""
+    m, n, k, count = columns(s, "m n k batch", batch=1)
+    moved = count * (m * k + k * n + m * n) * ELEMENT_BYTES[dtype]
+    return np.asarray((moved - sheet.l2_bytes) / sheet.dram_bytes_per_s * 1e9)
+
+
 def product_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     """Return sizes, and where m is odd enough for a library to pad, or to take a slower kernel."""
     odd = (np.asarray(s["m"]) % 4 != 0) * 1.0

@@ -370,9 +370,8 @@ def test_images_of_one_and_three_axes_and_transposed_convolutions() -> None:
     down = {**up, "input_shape": [112, 112]}
     assert ns_of("conv_transpose", "fp32", sizes=up) == ns_of("conv_input_grad", "fp32", sizes=down)
     both = ns_of("conv_grad", "fp16", sizes=PLAIN)
-    assert both == ns_of("conv_input_grad", "fp16", sizes=PLAIN) + ns_of(
-        "conv_weight_grad", "fp16", sizes=PLAIN
-    )
+    ways = [ns_of(f"conv_{way}_grad", "fp16", sizes=PLAIN) for way in ("input", "weight")]
+    assert abs(both - sum(ways)) <= 1  # each is rounded
 
 
 def test_convolutions_in_16_bits_of_few_channels_gather_and_later_gpus_convert_the_layout() -> None:
@@ -398,6 +397,22 @@ def test_convolutions_in_16_bits_of_few_channels_gather_and_later_gpus_convert_t
         assert whole / one == pytest.approx(1 if gpu == "v100-sxm" else 1.4, rel=0.01)
     whole, one = (ns_of("conv", "tf32", "a100-sxm-80", sizes) for sizes in (PLAIN, PLAIN | recorded))
     assert whole > 1.1 * one  # as ResNet-50 in tf32 shows
+
+
+def test_conversions_of_few_channels_work_on_tiles_that_are_mostly_empty() -> None:
+    """A vision transformer's patches on an H100: 10.4 us each for images and weights, 2.2 us for the result
+    (h100_vit). Memory has their numbers alone: the more images, the less empty tiles cost beside them.
+    """
+    patches = {"kernel_shape": [16, 16], "strides": [16, 16], "input_shape": [224, 224], "pads": [0] * 4}
+    sizes = {**PLAIN, **patches, "batch": 4, "in_channels": 3, "out_channels": 768}
+    whole, one = (ns_of("conv", sizes=given) for given in (sizes, sizes | {"kernel": "cutlass_tensorop"}))
+    assert whole - one == pytest.approx(23e3, rel=0.1)
+
+
+def test_a_narrow_product_of_many_rows_takes_as_long_as_its_bytes() -> None:
+    """Its fit is of tensors that L2 has: it said 1.24 TB/s of a card that has 1.01."""
+    ns = ns_of("linear", "fp16", "rtx-4090", {"m": 3_211_264, "n": 64, "k": 64})
+    assert (2 * 2 * 3_211_264 * 64 - 72 * 2**20) / ns == pytest.approx(1008, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", ["conv", "conv_input_grad", "conv_weight_grad"])
