@@ -220,7 +220,12 @@ def resolve_schedule(
         is_code = ":" in spec.name and workload.deciders != "sim.pipelines"
         if not is_code and spec.name not in (deciders := plugins.names(workload.deciders)):
             problem = f"{spec.name!r} is no {plugins.GROUPS[workload.deciders]}"
-            raise InputError(f"{problem}{hint(spec.name, deciders)}", path=["name"])
+            code = (
+                "; code needs a name: an entry point, or sim.base.plugins.register"
+                if ":" in spec.name
+                else ""
+            )
+            raise InputError(f"{problem}{code}{hint(spec.name, deciders)}", path=["name"])
         for key in PolicyFields.model_fields:
             if key not in ("name", "runtime", "knowledge") and getattr(spec, key) is not None:
                 message = f"{owner}'s {word} decides it: {spec.name} takes no {key}"

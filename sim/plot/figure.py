@@ -72,8 +72,9 @@ def save(figure: Figure | Axes, path: str | os.PathLike[str]) -> None:
         raise InputError(f"{target}: a picture's name ends in .png, .svg or .pdf")
     root = figure.get_figure(root=True)
     assert root is not None
-    fixed_ids = matplotlib.rc_context({"svg.hashsalt": "sim"})
-    with atomic_path(target) as temporary, fixed_ids, _one_warning_of_glyphs(target):
+    # 42: fonts as TrueType; publishers (IEEE, ACM) refuse matplotlib's default, Type 3
+    settings = matplotlib.rc_context({"svg.hashsalt": "sim", "pdf.fonttype": 42})
+    with atomic_path(target) as temporary, settings, _one_warning_of_glyphs(target):
         root.savefig(temporary, format=kind, dpi=150, metadata={varies[kind]: None})
 
 

@@ -371,6 +371,10 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     ("sets", "message"),
     [
         (["policy.name=1f1bb"], "'1f1bb' is no pipeline schedule; did you mean '1f1b'?"),
+        (
+            ["policy=mine:make"],
+            "code needs a name: an entry point, or sim.base.plugins.register; known: 1f1b",
+        ),
         (["policy.name=gpipe", "policy.ordr=fifo"], "gpipe has no option 'ordr'; did you mean 'order'?"),
         (in_pipeline(chunks=3), "4 stages cannot be shared by ranks of 3 chunks"),
         (in_pipeline(chunks=2), "1f1b has one stage a rank, not 2 chunks"),
