@@ -181,12 +181,12 @@ _LOADS, _JOINING = 4, 4
 takes to join those of its threads. A step is a latency of DRAM. This, the step and `join_ns` (families.yaml)
 of blocks that share an output are from 50 reductions of eight recordings; without BERT's or ResNet-50's,
 joining would be six steps. Recordings left out are 10 to 38 % off, before 28 to 82 %."""
-_INDEX_BYTES: Final = 40.0
+_INDEX_BYTES: Final = 34.0
 """What working out an element's place in a tensor of other shape or order costs, as bytes from L2: such
 kernels pass 300 to 390 elements a ns on an H100, in fp32 and bf16 alike, where DRAM would allow 400 and 800.
 """
 
-_COLUMNWISE: Final = 3.0
+_COLUMNWISE: Final = 3.4
 """... as a multiple, where neighbours of the result are none in an operand, so that each brings 32 bytes from
 L2: 125 elements a ns where TimeSformer transposes its keys on an H100."""
 _TILE_BYTES: Final = 20.0  # ... of one in a tile of a conversion, which passes shared memory
@@ -207,6 +207,7 @@ def elementwise_work(s: Sizes, sheet: Sheet, dtype: str) -> KernelWork:
     shared = np.where(eager > 0, np.clip(blocks / sheet.sms, _ALONE, _ON_SM) / _ON_SM, 1.0)
     return KernelWork(
         load_bytes=(_INDEX_BYTES * indexed + _TILE_BYTES * tiled) * n * shared,
+        strided=indexed > 0,
         flops=flops * n * shared,
         warm_bytes=n * (operands + 1) * ELEMENT_BYTES[dtype],
         fresh=eager / (operands + 1),

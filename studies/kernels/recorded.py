@@ -14,13 +14,13 @@ The twelve of the MI300X are those of studies/what_if_reality/results.md: BERT, 
 the six for their kernels alone, and FLUX.1 at 256 x 256. With another FLUX.1 of that table in its place the
 fixed time of products is 4 % shorter, that of encoders a quarter longer.
 
-Of the recordings in docs/costs.md, TimeSformer's chose the rules of softmax, of odd and tiny products and
-of columns, an A100's training step those of 4-byte loads and, with DLRM's, of reductions. These two are in
-whole us, and each kernel takes about 1 us more than in ns: elementwise ones of up to four thread blocks 2.5
-to 3.3 us, else 1.9 (V100) and 2.0 (A100); the models say 2. With 1 us added, shapes are 14 and 22 % off,
-and those of two other such recordings (A100, V100) 19 %, without 38 and 35 %. DLRM's products start 2.6 us
-late if their kernel was among the last 5, 4.8 among the last 200, 7.2 the first time (H100: always 3): a
-V100's L2 of 6 MB probably loses their code.
+Of the recordings in docs/costs.md, TimeSformer's chose the rules of softmax, of odd and tiny products and of
+columns, an A100's training step those of 4-byte loads and, with DLRM's, of reductions. These two are in whole
+us, and each kernel takes about 1 us more than in ns: elementwise ones of up to four thread blocks 2.5 to 3.3
+us, else 1.9 (V100) and 2.0 (A100); the models say 2. With 1 us added, shapes are 14 and 22 % off, and those
+of two other such recordings (A100, V100) 18 and 19 %, without 37 and 34 %. DLRM's products start 2.6 us late
+if their kernel was among the last 5, 4.8 among the last 200, 7.2 the first time (H100: always 3): a V100's L2
+of 6 MB probably loses their code.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ def one(x: float) -> np.ndarray[Any, Any]:
         (KernelWork(warm_bytes=one(1e5), fresh=0.5), 100),  # half of it from DRAM
         (KernelWork(load_bytes=one(6400), blocks=100), 1),  # 64 bytes a cycle and SM
         (KernelWork(flops=one(1e6), blocks=100, dram_bytes=one(1e6)), 1000),  # the longer side
+        (KernelWork(flops=one(1e8), blocks=100, dram_bytes=one(1e6), strided=True), 300 + 1000 * 2**0.4),
         (KernelWork(flops=one(1e6), blocks=100, dtype="fp32"), 100),
         (KernelWork(missed_bytes=one(1e6), blocks=100), 1000 / 0.3),  # pieces of rows: 0.3 of the rate
     ],
