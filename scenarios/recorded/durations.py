@@ -411,7 +411,7 @@ def on_device(graph: Graph, source: str, target: str, bound: Bound = "middle") -
     warnings.warn(
         f"device: kernels take {text['low']} to {text['high']} of their time on {target}, taken as "
         f"{text[bound]}; the sizes of {sized} of {len(before_ns)} are known, {small} others are too small to "
-        "fill the GPU",
+        "fill the GPU; communication, copies and the host keep their times",
         stacklevel=2,
     )
     facts = {pin: {**old, "description": target} for pin, old in graph.device_facts.items()}

@@ -383,6 +383,11 @@ def test_exposed_communication_by_hand(tmp_path: Path) -> None:
         assert spans.exposed.tolist() == [102_000, 2_000]
         assert spans.waited.tolist() == [100_000, 0]
         assert spans.span.tolist() == [116_000, 16_000]  # rank 1's recording begins at 100 us
+    note = "  collectives recorded on one rank alone: what they waited for other ranks is in bandwidth\n"
+    alone, both = (sim("explain", path).stdout for path in (tmp_path / "rank0.json", tmp_path))
+    assert f"102 us  bandwidth 102 us\n{note}" in alone
+    assert "102 us  straggler 100 us, bandwidth 2 us" in both
+    assert note not in both
     nobody = as_simulated(run_recorded(without_waiting(graph)))
     assert nobody.exposed.tolist() == [2_000, 2_000]
 
