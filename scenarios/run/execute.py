@@ -167,8 +167,10 @@ class Result:
         """The outcome of each expectation."""
         unrecorded = ""
         if not self.new_tables and all(expectation.table is None for expectation in self.expectations):
-            base = self.case.base  # the file, and the policy unless it is the scenario's own
+            base = self.case.base  # the file, the policy unless it is the scenario's own, permissions
             words = ["--policy", self.policy] if self.policy in base.variants else []
+            code, outside = base.document.allowed
+            words += ["--allow-code"] * code + ["--allow-outside"] * outside
             unrecorded = shlex.join([str(base.document.path), *words])
         return tuple(
             expectation.hold(self, self._other, new_tables=self.new_tables, unrecorded=unrecorded)

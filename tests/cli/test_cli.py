@@ -66,6 +66,7 @@ def test_run_says_what_is_not_as_expected_with_exit_status_1(tmp_path: Path) -> 
         f"  what moved is unknown, as no schedule is recorded: `sim run {path} --ops golden.csv` where this "
         f"still holds, then `sim diff golden.csv {path}`",
     ]
+    assert f"`sim diff golden.csv {path} --allow-code`" in sim("run", path, "--allow-code").stdout
 
 
 def test_compare_ranks_the_policies_and_says_why(tmp_path: Path) -> None:
