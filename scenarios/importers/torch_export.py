@@ -143,6 +143,8 @@ def kind_of(name: str, node: Any) -> str | None:
         return "transpose"
     if name.endswith("dropout"):  # in training a mask is drawn and multiplied
         return "mul" if all(node.args[1:3]) else "identity"
+    if name == "pow" and node.args[1:2] in ((2,), (3,)):  # multiplies (ATen/native/cuda/PowKernel.cu)
+        return "square"
     if name == "linear":
         return "gemm" if len(node.args) > 2 and node.args[2] is not None else "matmul"
     plain = _DECORATION.sub("", name)

@@ -131,6 +131,8 @@ def test_a_cell_is_one_step_of_a_layer(part, kind: str, gates: int) -> None:
         (lambda x: x.max(1)[0], ("reduce_max", 24, 96, 16 + 32)),
         (lambda x: torch.max(x, x), ("maximum", 24, 192, 96)),
         (lambda x: x.std(1), ("reduce_l2", 48, 96, 16)),
+        (lambda x: x**3.0, ("square", 24, 96, 96)),  # kernels of pow multiply, as for a square
+        (lambda x: x**2.5, ("pow", 24, 96, 96)),
         (F.glu, ("silu", 5 * 12, 96, 48)),
         (lambda x: x.multinomial(1), ("multinomial", 3 * 24, 96, 32)),
         (lambda x: F.interpolate(x[None], scale_factor=2, mode="linear"), ("resize", 2 * 2 * 48, 96, 192)),
