@@ -185,6 +185,7 @@ _MOST_GROUPS: Final = 10
 
 _TRAINING_COLUMNS: Final = {
     "makespan": "train.step_ns",
+    "80 % interval": "80 % interval",
     "above bound": "gap",
     "tokens/s": "train.tokens_per_s",
     "MFU": "train.mfu",
@@ -260,8 +261,10 @@ def _over_devices(row: Row) -> dict[str, Any]:
     numbers: dict[str, Any] = {}
     if "train.step_ns" in row:
         numbers["exposed"] = row["train.exposed_ns"] / row["train.step_ns"]
-    if "low_ns" in row:
-        numbers["80 % interval"] = " to ".join(format_duration(row[key]) for key in ("low_ns", "high_ns"))
+    prefix = "train." if "train.step_ns" in row else ""
+    single = not prefix or row["train.step_ns"] == row["makespan_ns"]  # a step's interval is not the run's
+    if (low := row.get(f"{prefix}low_ns")) is not None and single:
+        numbers["80 % interval"] = f"{format_duration(low)} to {format_duration(row[f'{prefix}high_ns'])}"
     unused = (row.get("unused_devices") or "").split(", ")
     names = [key.removesuffix(_PEAK) for key in row if key.endswith(_PEAK)]
     used = [name for name in names if name not in unused]

@@ -34,6 +34,7 @@ from sim.base.intervals import union
 from sim.base.units import NS_PER_S, round_half_up
 from sim.explain.communication import exposed_communication, moving_ops
 from sim.explain.derived import DerivedColumns
+from sim.explain.time_use import uncertainty
 from sim.explain.training import UPDATES
 from sim.graph.graph import Graph, Role
 from sim.trace import Trace
@@ -76,6 +77,7 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
     replicas = len(devices) if graph.attribute(UPDATES) else count_replicas(graph)
     samples = None if batch is None else batch * micro_batches * replicas
     peak = max(sum(bands.values()) for _, bands in peaks)
+    sure = uncertainty(trace)
     distinct: dict[str, dict[str, Any]] = {}
     for k, time_ns, (peak_ns, bands) in zip(devices, times, peaks, strict=True):
         usage = {
@@ -88,6 +90,7 @@ def step_report(trace: Trace, batch: int | None, tokens: int | None) -> dict[str
     waits = sum(parts["waits"] * stands_for[k] for k, parts in zip(devices, times, strict=True))
     return {
         "step_ns": step,
+        **{key: None if sure is None else sure[key] // n for key in ("low_ns", "high_ns")},
         **_rates(step if done else 0, gpus, samples, tokens),
         "model_flops": flops,
         "mfu": ideal / (gpus * step) if ideal and step and done else None,

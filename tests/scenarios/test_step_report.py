@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_runner import sim
 
 from scenarios.report.compare import Comparison
 from scenarios.run.execute import Result, run_case, run_scenario
 from scenarios.run.load import load_scenario
+from sim.base.units import format_duration
 
 SIZES = "layers: 4, hidden: 2048, heads: 16, vocabulary: 50304"
 EXPERTS = 'name: expert-parallel, wrap: "layer[0-9]+(?=[.](?:up|gelu|down))", experts: 8, tokens: 4096'
@@ -182,3 +184,15 @@ def test_both_ways_to_describe_a_step_agree(tmp_path: Path, step: str, parallel:
         assert mine["memory_bytes"]["parameters"] == pytest.approx(
             theirs["memory_bytes"]["parameters"], rel=1e-3
         )
+
+
+def test_a_sweep_of_steps_says_how_sure_each_is(tmp_path: Path) -> None:
+    """As `sim run` does; the table leaves it out where it shows the time of several steps."""
+    interval = built(tmp_path).summary["makespan_interval"]
+    low, high = (format_duration(interval[key]) for key in ("low_ns", "high_ns"))
+    path = tmp_path / "step.yaml"
+    one, two = sim("sweep", path, "--vary", "iterations=1,2").stdout.splitlines()[1:3]
+    assert f"  {low} to {high}  " in one
+    assert " to " not in two
+    answer = sim("sweep", path, "--vary", "seed=1,2", "--minimise", "step_time").stdout
+    assert f"\n  80 % interval {low} to {high}; memory " in answer
