@@ -33,9 +33,9 @@ from studies.kernels.tables import PRESETS, general_tables
 from studies.program import Data, run
 
 WIDTH: Final = 4  # bytes per number
-_FUNCTIONS: Final = {"truediv": "div", "contiguous": "copy", "addmm": "matmul"}
+_FUNCTIONS: Final = {"truediv": "div", "contiguous": "transpose", "addmm": "matmul", "pow": "square"}
 _KINDS: Final = frozenset(
-    ("add", "sub", "mul", "div", "pow", "tanh", "gelu", "where", "softmax", "matmul", "copy")
+    ("add", "sub", "mul", "div", "square", "tanh", "gelu", "where", "softmax", "matmul", "transpose")
 )
 
 
@@ -129,7 +129,7 @@ def _gradients(op: _Op) -> Sequence[str]:
     """Return the kinds of the kernels that compute an op's gradients; those of a sum are its output's."""
     if op.kind in ("add", "sub"):
         return ()
-    if op.kind in ("copy", "transpose"):
+    if op.kind == "transpose":
         return (op.kind,)
     if op.kind in ("mul", "div", "where"):  # one like the op for each operand that is no number
         return (op.kind,) * round(op.read / op.written)
