@@ -33,6 +33,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from devices.describe.field_types import BITS, dtype_name
 from scenarios.ops import op_formulas as f
 from scenarios.ops.op_formulas import Cost, Formula, OpFacts, convolution_sizes, measured_shape
@@ -42,6 +44,7 @@ from sim.base.units import format_bytes, format_count, format_flops
 from sim.graph.graph import Graph
 from sim.graph.views import FREE, VIEWS, WITHOUT_DATA
 from sim.job.job import Job
+from sim.job.places import crossing_reads
 
 UNKNOWN_BYTES: Final = (
     "unknown: bytes in the scenario's workload, --set unknown=bytes of sim import, "
@@ -242,6 +245,40 @@ def refuse_costless(job: Job) -> None:
             f"op {name!r}{more} has no duration, no flops and no bytes, so it would take no time; "
             "give one of them, or duration: 0ns where that is meant"
         ).about(name)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Ops whose work is given, but not the size of what they hand on: a transfer of it takes the latency alone.
+#
+#     a: {kind: matmul, attributes: {m: 4096, n: 4096, k: 4096}}      b: {inputs: [a], device: gpu1}
+
+
+def warn_of_unsized_transfers(job: Job) -> None:
+    """Warn once of tensors of 0 bytes that other devices read, though their ops compute something.
+
+    Ops with a duration may leave out all sizes.
+
+    Warns
+    -----
+    UserWarning
+        Names the first such tensor and the number of others.
+    """
+    graph = job.graph
+    if all(link.bandwidth_bytes_per_s is None for link in job.machine.links):
+        return
+    works = (graph.flops > 0) | (graph.bytes_written > 0)
+    works[[op for op, sizes in graph.attributes.items() if graph.kind(op) in _RULES and sizes]] = True
+    works &= graph.longest_ns() == UNSET
+    moved = np.unique(graph.inputs.indices[crossing_reads(job)[0]])
+    moved = moved[(graph.tensor_nbytes[moved] == 0) & (graph.tensor_producer[moved] != UNSET)]
+    moved = moved[works[graph.tensor_producer[moved]]]
+    if len(moved):
+        more = f" and {format_count(len(moved) - 1, 'other tensor')}" if len(moved) > 1 else ""
+        warnings.warn(
+            f"{graph.tensor_name(int(moved[0]))!r}{more}: no size is given (output: 32MiB), so it moves to "
+            "another device as 0 bytes",
+            stacklevel=2,
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -508,6 +508,27 @@ def test_contradictions_are_counted_in_one_line_and_a_duration_settles_them() ->
     assert len(caught) == 1
 
 
+@pytest.mark.parametrize(
+    ("op", "told"),
+    [
+        ("kind: matmul, attributes: {m: 64, n: 64, k: 64}", True),
+        ("kind: add, bytes_written: 4MiB", True),
+        ("kind: add, flops: 4MFLOP", True),
+        ("kind: matmul, attributes: {m: 64, n: 64, k: 64}, output: 8KiB", False),
+        ("duration: 4us", False),
+    ],
+)
+def test_computed_tensors_that_move_as_0_bytes_are_told(op: str, told: bool) -> None:
+    text = f"""
+machine: {{preset: dgx-a100}}
+workload: {{ops: {{a: {{device: gpu0, {op}}}, b: {{device: gpu1, inputs: [a], duration: 1us}}}}}}
+policy: in-order
+"""
+    message = r"^'a': no size is given \(output: 32MiB\), so it moves to another device as 0 bytes"
+    with pytest.warns(UserWarning, match=message) if told else nullcontext():
+        job_of(read_scenario(text).case())
+
+
 def test_a_batch_of_products_another_mask_and_a_past_are_priced() -> None:
     from devices.machine import make_machine
 
