@@ -253,10 +253,17 @@ def refuse_costless(job: Job) -> None:
 #     a: {kind: matmul, attributes: {m: 4096, n: 4096, k: 4096}}      b: {inputs: [a], device: gpu1}
 
 
-def warn_of_unsized_transfers(job: Job) -> None:
-    """Warn once of tensors of 0 bytes that other devices read, though their ops compute something.
+def warn_of_unsized_tensors(job: Job, *, in_memory: bool) -> None:
+    """Warn once of tensors of 0 bytes that are moved or kept in memory, though their ops compute something.
 
     Ops with a duration may leave out all sizes.
+
+    Parameters
+    ----------
+    job : Job
+        With every op placed.
+    in_memory : bool
+        Whether an allocator holds the tensors, so that those that stay on their device count, too.
 
     Warns
     -----
@@ -264,19 +271,21 @@ def warn_of_unsized_transfers(job: Job) -> None:
         Names the first such tensor and the number of others.
     """
     graph = job.graph
-    if all(link.bandwidth_bytes_per_s is None for link in job.machine.links):
-        return
     works = (graph.flops > 0) | (graph.bytes_written > 0)
     works[[op for op, sizes in graph.attributes.items() if graph.kind(op) in _RULES and sizes]] = True
     works &= graph.longest_ns() == UNSET
-    moved = np.unique(graph.inputs.indices[crossing_reads(job)[0]])
-    moved = moved[(graph.tensor_nbytes[moved] == 0) & (graph.tensor_producer[moved] != UNSET)]
-    moved = moved[works[graph.tensor_producer[moved]]]
-    if len(moved):
-        more = f" and {format_count(len(moved) - 1, 'other tensor')}" if len(moved) > 1 else ""
+    counted = np.full(len(graph.inputs.indices), in_memory)
+    if any(link.bandwidth_bytes_per_s is not None for link in job.machine.links):
+        counted |= crossing_reads(job)[0]
+    read = np.unique(graph.inputs.indices[counted])
+    read = read[(graph.tensor_nbytes[read] == 0) & (graph.tensor_producer[read] != UNSET)]
+    read = read[works[graph.tensor_producer[read]]]
+    if len(read):
+        more = f" and {format_count(len(read) - 1, 'other tensor')}" if len(read) > 1 else ""
+        where = "in memory and transfers" if in_memory else "in transfers"
         warnings.warn(
-            f"{graph.tensor_name(int(moved[0]))!r}{more}: no size is given (output: 32MiB), so it moves to "
-            "another device as 0 bytes",
+            f"{graph.tensor_name(int(read[0]))!r}{more}: no size is given (output: 32MiB), so 0 bytes count "
+            f"{where}",
             stacklevel=2,
         )
 

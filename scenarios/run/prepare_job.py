@@ -16,7 +16,7 @@ from devices.machine import BUILDERS
 from policies.issue.loader_queues import refuse_undecided
 from scenarios.file.document import Document, Loc, dotted_path
 from scenarios.ops.attributes import check_attributes, read_attribute
-from scenarios.ops.op_costs import refuse_costless, warn_of_contradictions, warn_of_unsized_transfers
+from scenarios.ops.op_costs import refuse_costless, warn_of_contradictions, warn_of_unsized_tensors
 from scenarios.recorded.setup import with_threads_in_turn
 from scenarios.run.conditions import refuse_without_effect
 from scenarios.run.scenario import Case, Scenario
@@ -263,7 +263,7 @@ class Jobs:
         case.scenario.checked["costs"] = priced
         if previous is not None and _same(previous, priced[:2]) and _cost_alike(previous[2], job):
             return
-        warn_of_unsized_transfers(job)
+        warn_of_unsized_tensors(job, in_memory=case.scenario.content.memory is not None)
         if any(device.cost is not None for device in job.machine.devices):
             from devices.cost import cost_warnings
 

@@ -509,22 +509,24 @@ def test_contradictions_are_counted_in_one_line_and_a_duration_settles_them() ->
 
 
 @pytest.mark.parametrize(
-    ("op", "told"),
+    ("op", "reader", "memory", "told"),
     [
-        ("kind: matmul, attributes: {m: 64, n: 64, k: 64}", True),
-        ("kind: add, bytes_written: 4MiB", True),
-        ("kind: add, flops: 4MFLOP", True),
-        ("kind: matmul, attributes: {m: 64, n: 64, k: 64}, output: 8KiB", False),
-        ("duration: 4us", False),
+        ("kind: matmul, attributes: {m: 64, n: 64, k: 64}", "gpu1", "", "in transfers"),
+        ("kind: add, bytes_written: 4MiB", "gpu1", "", "in transfers"),
+        ("kind: add, flops: 4MFLOP", "gpu0", "memory: {allocator: caching}", "in memory and transfers"),
+        ("kind: add, flops: 4MFLOP", "gpu0", "", None),
+        ("kind: matmul, attributes: {m: 64, n: 64, k: 64}, output: 8KiB", "gpu1", "", None),
+        ("duration: 4us", "gpu1", "", None),
     ],
 )
-def test_computed_tensors_that_move_as_0_bytes_are_told(op: str, told: bool) -> None:
+def test_computed_tensors_of_0_bytes_are_told(op: str, reader: str, memory: str, told: str | None) -> None:
     text = f"""
 machine: {{preset: dgx-a100}}
-workload: {{ops: {{a: {{device: gpu0, {op}}}, b: {{device: gpu1, inputs: [a], duration: 1us}}}}}}
+workload: {{ops: {{a: {{device: gpu0, {op}}}, b: {{device: {reader}, inputs: [a], duration: 1us}}}}}}
 policy: in-order
+{memory}
 """
-    message = r"^'a': no size is given \(output: 32MiB\), so it moves to another device as 0 bytes"
+    message = rf"^'a': no size is given \(output: 32MiB\), so 0 bytes count {told}$"
     with pytest.warns(UserWarning, match=message) if told else nullcontext():
         job_of(read_scenario(text).case())
 
