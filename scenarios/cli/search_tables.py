@@ -224,10 +224,13 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
         served = {title: f"serving.{number}" for title, number in OF_SERVING.items()}
         numbers = {"makespan": "makespan_ns", **served}
     numbers = numbers | {key: key for key in keys if key.endswith(".goodput")}
+    taken = {*keys, *numbers, "policy"}
+    names = {key: key if name in taken else name for key, name in _short(settings).items()}
     sought = next((title for title, key in numbers.items() if key == goal.column), goal.result)
     full = [row | _over_devices(row) for row in rows]
     present = {title: key for title, key in numbers.items() if any(row.get(key) is not None for row in full)}
-    titles = dict.fromkeys((*settings, "policy", "makespan", *present, sought))
+    present = {name: key for key, name in names.items()} | present
+    titles = dict.fromkeys((*names.values(), "policy", "makespan", *present, sought))
     texts = text_table(full, [f"{title}: {present.get(title, title)}" for title in titles])
     lines, unused, names_by_error = [], {}, defaultdict[str, list[str]](list)
     for row, line in zip(full, texts, strict=True):
@@ -282,14 +285,10 @@ def print_answer(
 ) -> None:
     """Print the best rows, the best one and its runner-up with their limits, and the number of outcomes."""
     ranked = goal.rank_answers(rows)
-    names = dict(zip(settings, _short(settings), strict=True))
     if ranked:
         groups = alike(rows, ranked, settings)
-        groups_shown = [
-            [{names.get(key, key): value for key, value in rows[i].items()} for i in group]
-            for group in groups[:_MOST_GROUPS]
-        ]
-        print_rows([group[0] for group in groups_shown], [*names.values()], goal)
+        groups_shown = [[rows[i] for i in group] for group in groups[:_MOST_GROUPS]]
+        print_rows([group[0] for group in groups_shown], settings, goal)
         if len(ranked) > len(groups_shown):
             equal = len(ranked) - len(groups)
             print(
@@ -297,7 +296,7 @@ def print_answer(
                 + (f"; {equal:,} of these have the same numbers as another one)" if equal else ")")
             )
         print()
-        _print_best(groups_shown, [*names.values()], goal)
+        _print_best(groups_shown, settings, goal)
     else:
         print("no point is an answer")
         for limit in goal.limits:
@@ -326,20 +325,20 @@ def print_left_out(left_out: Mapping[str, int]) -> None:
             print(f"  {count:>6,}  {reason}")
 
 
-def _print_best(groups: Sequence[Sequence[Row]], names: Sequence[str], goal: Goal) -> None:
+def _print_best(groups: Sequence[Sequence[Row]], settings: Sequence[str], goal: Goal) -> None:
     """Print the best row and its runner-up; each with the rows that have equal numbers."""
     (best, *equal), second = groups[0], groups[1][0] if len(groups) > 1 else None
     value = best[goal.column]
-    print(f"best: {_row_name(best, names)}: {goal.result} {shown_result(goal.result, value)}")
+    print(f"best: {_row_name(best, settings)}: {goal.result} {shown_result(goal.result, value)}")
     _print_limits(best, goal)
     if equal:
-        print("  the same in every number: " + "; ".join(_row_name(row, names) for row in equal[:3]))
+        print("  the same in every number: " + "; ".join(_row_name(row, settings) for row in equal[:3]))
     if second is None:
         print("runner-up: none")
         return
     behind = second[goal.column]
     far = f", {100 * (behind / value - 1):+.2f}%" if value else ""
-    print(f"runner-up: {_row_name(second, names)}: {goal.result} {shown_result(goal.result, behind)}{far}")
+    print(f"runner-up: {_row_name(second, settings)}: {goal.result} {shown_result(goal.result, behind)}{far}")
     _print_limits(second, goal)
 
 
@@ -364,22 +363,22 @@ def _print_limits(row: Row, goal: Goal) -> None:
 
 
 def _row_name(row: Row, settings: Sequence[str]) -> str:
-    parts = [f"{name}={row[key]}" for key, name in zip(settings, _short(settings), strict=True)]
+    parts = [f"{name}={row[key]}" for key, name in _short(settings).items()]
     return ", ".join(filter(None, [*parts, row["policy"]]))
 
 
-def _short(keys: Sequence[str]) -> list[str]:
-    """Return the shortest unique suffixes of dotted keys.
+def _short(keys: Sequence[str]) -> dict[str, str]:
+    """Return the shortest unique suffix of each dotted key.
 
     Examples
     --------
     >>> _short(["workload.train.parallel.tp", "workload.train.parallel.pp", "seed"])
-    ['tp', 'pp', 'seed']
+    {'workload.train.parallel.tp': 'tp', 'workload.train.parallel.pp': 'pp', 'seed': 'seed'}
     """
-    ends = []
+    ends = {}
     for key in keys:
         parts = key.split(".")
         tails = (".".join(parts[-n:]) for n in range(1, len(parts) + 1))
         others = [f".{k}" for k in keys if k != key]
-        ends.append(next((t for t in tails if not any(other.endswith(f".{t}") for other in others)), key))
+        ends[key] = next((t for t in tails if not any(other.endswith(f".{t}") for other in others)), key)
     return ends

@@ -277,16 +277,16 @@ def warn_of_unsized_tensors(job: Job, *, in_memory: bool) -> None:
     counted = np.full(len(graph.inputs.indices), in_memory)
     if any(link.bandwidth_bytes_per_s is not None for link in job.machine.links):
         counted |= crossing_reads(job)[0]
-    read = np.unique(graph.inputs.indices[counted])
-    read = read[(graph.tensor_nbytes[read] == 0) & (graph.tensor_producer[read] != UNSET)]
-    read = read[works[graph.tensor_producer[read]]]
-    if len(read):
-        more = f" and {format_count(len(read) - 1, 'other tensor')}" if len(read) > 1 else ""
+    read = np.zeros(len(graph.tensor_nbytes), np.bool_)
+    read[graph.inputs.indices[counted]] = True
+    unsized = np.flatnonzero(read & (graph.tensor_nbytes == 0) & (graph.tensor_producer != UNSET))
+    unsized = unsized[works[graph.tensor_producer[unsized]]]
+    if len(unsized):
+        name = repr(graph.tensor_name(int(unsized[0])))
+        more = f" and {format_count(len(unsized) - 1, 'other tensor')}" if len(unsized) > 1 else ""
         where = "in memory and transfers" if in_memory else "in transfers"
         warnings.warn(
-            f"{graph.tensor_name(int(read[0]))!r}{more}: no size is given (output: 32MiB), so 0 bytes count "
-            f"{where}",
-            stacklevel=2,
+            f"{name}{more}: no size is given (output: 32MiB), so 0 bytes count {where}", stacklevel=2
         )
 
 
