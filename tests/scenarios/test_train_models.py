@@ -87,6 +87,10 @@ def training(model: Architecture = HYBRID, **changes: object) -> Training:
 def test_the_ranks_of_a_hybrid_hold_its_parameters() -> None:
     """What a rank holds is counted from its kernels, what a model has from its sizes."""
     (stage,) = training().each_stage
+    biased = replace(HYBRID, biases=True)
+    (with_biases,) = training(biased).each_stage
+    assert with_biases.parameters == biased.parameters
+    assert with_biases.expert_parameters == 8 * (2 * 64 * 512 + 512 + 64)
     extra = HYBRID.norm_parameters("M") - HYBRID.hidden  # of Mamba-2 beside its products
     router = HYBRID.hidden * HYBRID.experts
     assert stage.parameters == HYBRID.parameters

@@ -319,7 +319,7 @@ class Architecture:
         if "E" not in kind:
             return shared, 0
         per_expert = sum(k * n + n * self.biases for k, n in self.expert_weights())
-        return shared + self.hidden * self.experts, per_expert * self.experts
+        return shared + (self.hidden + self.biases) * self.experts, per_expert * self.experts
 
     @property
     def parameters(self) -> int:

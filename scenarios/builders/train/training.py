@@ -387,10 +387,11 @@ class Training(RankOptions):
             products = dict.fromkeys(
                 (p, k) for p in unit.pieces for k in p.forward if isinstance(k, Product) and k.part == "F"
             )
-            parameters = sum(k.groups * k.k * k.n for _, k in products)
-            if unit.boundary:  # a layer: its norms, and a bias per product
-                parameters += self.model.norm_parameters(unit.kind)
-                parameters += sum(k.n for p, k in products if not p.adapts) if self.model.biases else 0
+            # of each its weights and, in a layer, a bias per column
+            biased = bool(unit.boundary and self.model.biases)
+            counts = [(p, k.groups * (k.k + (biased and not p.adapts)) * k.n) for p, k in products]
+            parameters = sum(n for _, n in counts)
+            parameters += self.model.norm_parameters(unit.kind) if unit.boundary else 0
             away = sum(p.saved - (p.dropped if self.selective else 0) for p in unit.pieces if p.offloaded)
             copy = self.calibration.copy_ns(away) if away else 0.0  # to the host, one way
             weights = self.time_by_kind(of_weights)
@@ -398,11 +399,11 @@ class Training(RankOptions):
             part = StagePart(
                 (unit,),
                 parameters,
-                sum(k.groups * k.k * k.n for p, k in products if p.name.startswith("experts")),
+                sum(n for p, n in counts if p.name.startswith("experts")),
                 self.time_by_kind(forward).add_copies(copy),
                 self.time_by_kind(others).plus(run_again).add_copies(copy - weights.ns),
                 weights,
-                sum(k.groups * k.k * k.n for p, k in products if p.adapts),
+                sum(n for p, n in counts if p.adapts),
             )
             self._timed_parts[unit.pieces] = part
         return part
