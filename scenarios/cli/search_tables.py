@@ -17,7 +17,7 @@ from scenarios.run.result_sections import little_room, no_gap_notes, unused_note
 from scenarios.variants.optimum import Optimum
 from scenarios.variants.tune import Fresh, Tuning
 from scenarios.variants.tune_report import improvements
-from scenarios.variants.variant import Row
+from scenarios.variants.variant import Row, short_names
 from sim.base.arrays import group_pairs
 from sim.base.units import format_count, format_duration
 from sim.explain.bounds import bounds
@@ -225,7 +225,7 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
         numbers = {"makespan": "makespan_ns", **served}
     numbers = numbers | {key: key for key in keys if key.endswith(".goodput")}
     taken = {*keys, *numbers, "policy"}
-    names = {key: key if name in taken else name for key, name in _short(settings).items()}
+    names = {key: key if name in taken else name for key, name in short_names(settings).items()}
     sought = next((title for title, key in numbers.items() if key == goal.column), goal.result)
     full = [row | _over_devices(row) for row in rows]
     present = {title: key for title, key in numbers.items() if any(row.get(key) is not None for row in full)}
@@ -363,22 +363,5 @@ def _print_limits(row: Row, goal: Goal) -> None:
 
 
 def _row_name(row: Row, settings: Sequence[str]) -> str:
-    parts = [f"{name}={row[key]}" for key, name in _short(settings).items()]
+    parts = [f"{name}={row[key]}" for key, name in short_names(settings).items()]
     return ", ".join(filter(None, [*parts, row["policy"]]))
-
-
-def _short(keys: Sequence[str]) -> dict[str, str]:
-    """Return the shortest unique suffix of each dotted key.
-
-    Examples
-    --------
-    >>> _short(["workload.train.parallel.tp", "workload.train.parallel.pp", "seed"])
-    {'workload.train.parallel.tp': 'tp', 'workload.train.parallel.pp': 'pp', 'seed': 'seed'}
-    """
-    ends = {}
-    for key in keys:
-        parts = key.split(".")
-        tails = (".".join(parts[-n:]) for n in range(1, len(parts) + 1))
-        others = [f".{k}" for k in keys if k != key]
-        ends[key] = next((t for t in tails if not any(other.endswith(f".{t}") for other in others)), key)
-    return ends

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from scenarios.fields.results import column_of_result, label_result
-from scenarios.variants.variant import Row, WhatIfText
+from scenarios.variants.variant import Row, WhatIfText, short_names
 from sim.base.errors import InputError
 from sim.base.units import format_duration
 
@@ -116,8 +116,9 @@ def sweep_plot(
     from sim.plot.theme import OKABE_ITO, plain
 
     column = column_of_result(what)
-    lines: dict[str, list[tuple[str, float]]] = {}
-    words = {key: key.removeprefix("varied ").rpartition(".")[2] for key in settings}
+    lines: dict[tuple[str, ...], list[tuple[str, float]]] = {}
+    endings = short_names([key.removeprefix("varied ") for key in settings]).values()
+    words = dict(zip(settings, endings, strict=True))
     policies = len({row["policy"] for row in rows}) > 1 and "policy" not in words.values()
     policies &= any(
         row["policy"] not in [row[key] for key in settings] for row in rows
@@ -125,7 +126,7 @@ def sweep_plot(
     for row in rows:
         others = [f"{words[key]}={row[key]}" for key in settings[1:]]
         if row.get(column) is not None and not row["error"]:
-            name = ", ".join([*others, *([str(row["policy"])] if policies else [])])
+            name = (*others, *([str(row["policy"])] if policies else []))
             lines.setdefault(name, []).append((str(row[settings[0]]), row[column]))
     if not lines:
         raise InputError("there is nothing to draw: every point failed")
@@ -141,8 +142,10 @@ def sweep_plot(
         style = "-" if k is None else ("o-", "s--", "^:", "D-.")[k % 4]  # lines may coincide
         colour = "0.7" if k is None else OKABE_ITO[k]
         xs, ys = [positions[value] for value, _ in points], [y for _, y in points]
-        label = f"{len(lines) - len(named):,} others" if k is None else elide(name)
-        [handles[label]] = ax.plot(xs, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2)
+        label = f"{len(lines) - len(named):,} others" if k is None else ", ".join(map(elide, name))
+        [handles[", ".join(name) if k is not None and label in handles else label]] = ax.plot(
+            xs, ys, style, markersize=4, color=colour, zorder=1 if k is None else 2
+        )
     labels = [elide(value, 30) for value in order]
     turned: dict[str, Any] = {"parse_math": False}
     if sum(map(len, labels)) > _LINE_CHARACTERS:
@@ -152,7 +155,7 @@ def sweep_plot(
     label_result(ax.yaxis, what)
     ax.set_ylim(bottom=0)
     plain(ax)
-    if lines.keys() != {""}:
+    if lines.keys() != {()}:
         add_legend(ax, handles, alone=True)
     return ax
 
@@ -178,7 +181,8 @@ def profile_plot(profile: Mapping[str, Sequence[tuple[Any, Any]]]) -> Axes:
         style = ("-", "--", ":", "-.")[k % 4]  # lines may coincide
         colour = OKABE_ITO[k % len(OKABE_ITO)]
         steps_to = [*share, share[-1]]
-        [handles[elide(name)]] = ax.plot(xs, steps_to, style, color=colour, drawstyle="steps-post")
+        label = name if elide(name) in handles else elide(name)
+        [handles[label]] = ax.plot(xs, steps_to, style, color=colour, drawstyle="steps-post")
     ax.set_xlabel("makespan, as a multiple of the best of these methods")
     ax.set_ylabel("share of the instances")
     ax.set_ylim(0, 1.02)

@@ -479,3 +479,20 @@ def _split(text: str) -> Iterator[str]:
             yield text[start : mark.start()].strip()
             start = mark.end()
     yield text[start:].strip()
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return the shortest unique suffix of each dotted key.
+
+    Examples
+    --------
+    >>> short_names(["workload.train.parallel.tp", "workload.train.parallel.pp", "seed"])
+    {'workload.train.parallel.tp': 'tp', 'workload.train.parallel.pp': 'pp', 'seed': 'seed'}
+    """
+    ends = {}
+    for key in keys:
+        parts = key.split(".")
+        tails = (".".join(parts[-n:]) for n in range(1, len(parts) + 1))
+        others = [f".{k}" for k in keys if k != key]
+        ends[key] = next((t for t in tails if not any(other.endswith(f".{t}") for other in others)), key)
+    return ends

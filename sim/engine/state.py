@@ -53,7 +53,10 @@ def make_network(job: Job, flow: Flow, context: Context) -> Network | None:
     if (flow.n_nodes == flow.n_ops and not job.carried.any()) or not machine.links:
         return None
     if machine.network is None:
-        raise InfeasibleError("the machine has links but no network to carry transfers over them")
+        raise InfeasibleError(
+            "the machine has links but no network to carry transfers over them: "
+            "give it one, such as Machine(devices, links, network=devices.network.make_network)"
+        )
     check_routes(job, flow)
     return machine.network(machine, context)
 

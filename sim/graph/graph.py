@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.base.arrays import UNSET, BoolArray, Csr, IntArray, freeze, frozen_property
-from sim.base.errors import GraphError, UnknownNameError
+from sim.base.errors import GraphError, InputError, UnknownNameError
 from sim.base.units import format_bytes, format_count, format_duration, format_flops
 from sim.graph.walks import Dag, Edges, a_cycle, least_index_first
 from sim.notebook import card, filled_columns
@@ -307,8 +307,14 @@ class Graph:
         Parameters
         ----------
         name : str
+            A key of the ops' `attributes`, not a column of the graph such as `flops`.
         otherwise : number or array
             One default for all ops, or one per op.
+
+        Raises
+        ------
+        InputError
+            No op has such an attribute, and a column of the graph is called so.
 
         Examples
         --------
@@ -319,6 +325,8 @@ class Graph:
         [1, 2]
         """
         column, values = np.array(np.broadcast_to(otherwise, len(self))), self.attribute(name)
+        if not values and name in self.__dataclass_fields__:
+            raise InputError(f"no op has an attribute {name!r}: read the graph's own column, graph.{name}")
         column[[*values]] = [*values.values()]
         return column
 

@@ -155,7 +155,7 @@ class Machine:
         Host threads that serve several devices; a device without a host gets one of its own.
     network : callable or None
         ``network(machine, context)``, with a `sim.job.context.Context`, returns the `Network` of a run;
-        needed if there are links.
+        needed if there are links (`devices.network.make_network`).
     collectives : CollectiveModel or None
         Gives the time of collectives without a duration; None: the devices' cost models do, as for other
         ops.

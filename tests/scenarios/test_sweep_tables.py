@@ -161,6 +161,26 @@ def test_of_many_lines_the_best_have_names() -> None:
         assert names == [*(f"b={b}" for b in named), "2 others"]
 
 
+def test_a_legend_tells_apart_what_ends_alike() -> None:
+    from scenarios.report.pictures import profile_plot, sweep_plot
+
+    keys = ["seed", "gpu0.streams", "gpu1.streams"]
+    rows = [dict(zip(keys, (0, n, m), strict=True)) for n, m in ((1, 2), (2, 1))]
+    long = [f"a_package_of_policies:{name}WithWeights" for name in "AB"]
+    sweep = [row | {"policy": name, "makespan_ns": 9, "error": None} for row in rows for name in long]
+    legends = [
+        ax.get_legend() for ax in (sweep_plot(sweep, keys), profile_plot({key: [(1, 1)] for key in long}))
+    ]
+    cut = "a_package_of_policie…thWeights"  # the second to be cut like this is not cut
+    of_sweep, of_profile = [
+        [text.get_text().replace("\n", " ") for text in legend.get_texts()] for legend in legends if legend
+    ]
+    assert of_profile == [cut, long[1]]
+    assert of_sweep == [
+        f"gpu0.streams={n}, gpu1.streams={m}, {name}" for n, m in ((1, 2), (2, 1)) for name in of_profile
+    ]
+
+
 @pytest.mark.parametrize("keys", [["varied policy", "a.b"], ["a.b", "varied policy"]])
 def test_a_policy_that_is_varied_is_told_once(keys: list[str]) -> None:
     from scenarios.report.pictures import sweep_plot

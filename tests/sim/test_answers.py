@@ -16,8 +16,8 @@ from devices.memory.device_memory import LIVE, Block
 from devices.memory.registry import MemorySpec
 from devices.memory.run_memory import tensor_memory
 from policies.issue.ready_queue import ReadyQueue
-from sim import Device, GraphBuilder, Machine, Policy, simulate
-from sim.base.errors import InputError
+from sim import Device, GraphBuilder, Link, Machine, Policy, simulate
+from sim.base.errors import InfeasibleError, InputError
 from sim.job.build_job import make_job
 from sim.job.job import Placement
 from sim.kernel.run import is_compiled
@@ -31,6 +31,25 @@ def _run(policy: Policy | None = None, **options: Any) -> None:
     for name in "ab":
         b.op(name, duration_ns=10)
     simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), policy or ReadyQueue(), **options)
+
+
+@pytest.mark.parametrize("engine", ["auto", "simpy"])
+def test_a_machine_without_a_network_is_told_where_to_find_one(engine: str) -> None:
+    b = GraphBuilder("two")
+    b.op("a", duration_ns=10, outputs=8, device="x")
+    b.op("b", duration_ns=10, inputs=["a"], device="y")
+    machine = Machine((Device("x"), Device("y")), (Link("l", "x", "y"),))
+    with pytest.raises(InfeasibleError, match=r"network=devices\.network\.make_network"):
+        simulate(b.build(), machine, ReadyQueue(), engine=engine)
+
+
+def test_a_column_of_the_graph_is_not_taken_for_an_attribute_that_no_op_has() -> None:
+    b = GraphBuilder("one")
+    b.op("a", flops=5, attributes={"cores": 2})
+    graph = b.build()
+    assert [graph.column(name).tolist() for name in ("cores", "priority")] == [[2], [0]]
+    with pytest.raises(InputError, match=r"no op has an attribute .flops.: .* own column, graph\.flops"):
+        graph.column("flops")
 
 
 @pytest.mark.parametrize("answer", WRONG, ids=repr)
