@@ -363,9 +363,11 @@ def host_time(f: DerivedColumns) -> dict[str, dict[str, tuple[int, int]]]:
 
 
 def _host_lines(f: DerivedColumns, limit: int) -> list[str]:
-    lines, total = [], f.to_ns - f.from_ns
+    hosts = len(np.unique(f.device[f.counts & f.trace.executed & f.by_worker]))
+    lines, total = [], hosts * (f.to_ns - f.from_ns)
+    of_all = f", of the {hosts} hosts together" if hosts > 1 else ""
     for key, spent in host_time(f).items():
-        lines += ["", f"Host time by {key}{', with all that it calls' if key == 'module' else ''}"]
+        lines += ["", f"Host time by {key}{', with all that it calls' if key == 'module' else ''}{of_all}"]
         for name, (ns, ops) in islice(spent.items(), limit):
             lines.append(f"  {shorten(name):<40} {format_duration(ns):>10}  {_percent(ns, total)}  {ops} x")
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -289,3 +290,19 @@ def test_a_wrong_place_is_one_line(tmp_path: Path) -> None:
         done = sim("explain", path, *wrong)
         assert done.exit_code == 2
         assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_the_time_of_several_hosts_is_a_share_of_the_time_of_all() -> None:
+    """Two hosts spend 30 and 10 of 40 us in one operator: half of their time, not all of one's."""
+    b = GraphBuilder("two ranks")
+    for name, us in (("a", 30), ("b", 10)):
+        b.op(name, duration_ns=1000 * us, device=f"cpu{name}", attributes={"operator": "aten::mm"})
+    b.op("end", duration_ns=10_000, inputs=["a"], device="cpua")
+    machine = Machine(tuple(Device(f"cpu{name}", "cpu", workers=1) for name in "ab"))
+    trace = simulate(b.build(), machine, ReadyQueue())
+    f = DerivedColumns(trace)
+    both, one = explain_text(f), explain_text(f.within(device="cpua"))
+    assert "\nHost time by operator, of the 2 hosts together\n" in both
+    assert re.search(r"aten::mm +40 us +50\.0 %  2 x", both)
+    assert "\nHost time by operator\n" in one
+    assert re.search(r"aten::mm +30 us +75\.0 %  1 x", one)
