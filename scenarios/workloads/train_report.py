@@ -209,6 +209,8 @@ def _notes(training: Training, step: int, exposed: int) -> list[str]:
     layout, notes = training.layout, [*precision_notes(training), *dispatcher_notes(training)]
     if training.calibration.is_unfitted:
         notes.insert(0, _UNFITTED_NOTE)
+    if len(set(training.layers_per_stage)) > 1 and not training.partition:
+        notes.append(f"layers do not divide evenly: taken as partition: {[*training.layers_per_stage]}")
     if training.tensor_overlap and not layout.splits_sequence:
         notes.append("overlap: tp has no effect here, as no product waits for parts of a sequence")
     if training.overlap and training.parameters_apart:

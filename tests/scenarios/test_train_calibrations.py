@@ -174,6 +174,18 @@ def test_fsdp_in_a_pipeline_says_what_it_is(tmp_path: Path) -> None:
     assert other["notes"] == []
 
 
+def test_layers_that_do_not_divide_evenly_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "step.yaml"
+    path.write_text(
+        "workload: {train: {model: llama2-7b, calibration: h100-sxm-mosaicml, sequence: 4096, "
+        "micro_batch: 1, batch: 12, parallel: {pp: 3, dp: 1}}}\n"
+    )
+    given = ["--set", "workload.train.partition=[11, 11, 10]"]
+    told, same = (json.loads(sim("run", path, *more, "--json").stdout)["train"] for more in ([], given))
+    assert told["notes"] == ["layers do not divide evenly: taken as partition: [11, 11, 10]"]
+    assert (same["notes"], same["step_ns"]) == ([], told["step_ns"])
+
+
 def test_fsdp_overlaps_whatever_is_asked_for(tmp_path: Path) -> None:
     """And says so where it was asked for."""
     path = tmp_path / "step.yaml"
