@@ -163,6 +163,8 @@ class _Scope:
         Functions being inlined.
     key : str
         The attribute that named the function.
+    awaited : bool
+        Whether something waits for all its ops.
     """
 
     builder: GraphBuilder
@@ -175,6 +177,7 @@ class _Scope:
     free: frozenset[Any] = frozenset()
     stack: tuple[str, ...] = ()
     key: str = ""
+    awaited: bool = False
 
     def __post_init__(self) -> None:
         """Prepare results and last ops of functional ops, which are inlined on demand."""
@@ -265,6 +268,10 @@ class _Scope:
             raise self._error(op, " stands for other ops, which cannot wait for its results")
         return written
 
+    def _is_awaited(self, name: str) -> bool:
+        """Whether something waits for all ops of a functional op, not just for its results."""
+        return self.awaited or name in self.followed
+
     def _function(self, record: Record, key: str, n_inputs: int) -> Function:
         name: Any = record["attributes"].get(key)
         op = self.prefix + record["name"]
@@ -293,10 +300,10 @@ class _Scope:
         scope = _Scope(self.builder, self.functions, function.ops, prefix, values, **context)
         scope.add()
         results = [scope.value(ref) for ref in function.results]
-        edges = (ref for op in function.ops for key in ("inputs", "after") for ref in op.get(key) or ())
-        read = {scope._split(ref)[0] for ref in edges}
-        last = [op["name"] for op in function.ops if op["name"] not in read]
-        return results, [edge for name in last for edge in scope._control(name)]
+        read = {_op_of(value) for op in function.ops for value in map(scope.value, op.get("inputs") or ())}
+        unfollowed = (op["name"] for op in function.ops if op["name"] not in scope.followed)
+        ends = (end for name in unfollowed for end in scope._control(name))
+        return results, [end for end in ends if end not in read]
 
     def _needs_pivot(self, function: Function, *callers: str) -> bool:
         """Whether an op of a function, or of one that it calls, has no inputs and so needs the pivot."""
@@ -320,6 +327,7 @@ class _Scope:
         prefix = f"{self.prefix}{name}/"
         if not record["attributes"].get("own_frame", False):
             context = {"begins": after, "pivot": self.pivot, "free": self.free}
+            context["awaited"] = self._is_awaited(name)
             return self._write(function, prefix, inputs, "body", **context)
         if not inputs or not function.results:
             raise self._error(self.prefix + name, ": a frame of its own needs an input and a result")
@@ -329,7 +337,7 @@ class _Scope:
             self.builder.op(f"{prefix}{p}/enter", inputs=[x], after=self._entry_edges(x, after), **frame)
             for p, x in zip(function.inputs, inputs, strict=True)
         ]
-        results, ends = self._write(function, prefix, enters, "body", pivot=lambda: enters[:1])
+        results, ends = self._write(function, prefix, enters, "body", pivot=lambda: enters[:1], awaited=True)
         exits = [
             self.builder.op(f"{prefix}exit{k}", kind="exit", inputs=[x], after=ends, duration_ns=0)
             for k, x in enumerate(results)
@@ -351,6 +359,7 @@ class _Scope:
             )
         predicate = self._identity(f"{name}/begin", inputs[0], after) if after else inputs[0]
 
+        awaited = self._is_awaited(record["name"])
         last: dict[str, tuple[str, str]] = {}  # branch → its first result, and the op that ends last
 
         def branch(key: str) -> Any:
@@ -358,8 +367,9 @@ class _Scope:
                 starts = self._needs_pivot(sides[key])
                 pivot = [self._identity(f"{name}/{key}", names[predicate])] if starts else []
                 inputs = [names[x] for x in values]
-                results, ends = self._write(sides[key], f"{name}/{key}/", inputs, key, pivot=lambda: pivot)
-                stray = [end for end in ends if end not in results]
+                context = {"pivot": lambda: pivot, "awaited": awaited}
+                results, ends = self._write(sides[key], f"{name}/{key}/", inputs, key, **context)
+                stray = [end for end in ends if end not in results and awaited]
                 end = self._identity(f"{name}/{key}/end", results[0], stray) if stray else results[0]
                 last[key] = results[0], end
                 return results
@@ -400,7 +410,7 @@ class _Scope:
         changing = {p: values[p] for p, r in zip(body.inputs, body.results, strict=True) if r != p}
         if not changing:
             raise self._error(name, ": the body of a loop changes none of its variables", "body")
-        first = next(iter(changing))
+        first, awaited = next(iter(changing)), self._is_awaited(record["name"])
         unread: dict[str, list[str]] = {"body": [], "test": []}  # their last ops that nothing reads
 
         def inner_inputs(names: Mapping[str, str]) -> list[str]:
@@ -410,16 +420,15 @@ class _Scope:
             pivot = cache(lambda: [self._identity(f"{name}/body", names[first])])
             free = frozenset(names[x] for p, x in values.items() if p not in changing)
             results, ends = self._write(
-                body, f"{name}/body/", inner_inputs(names), "body", pivot=pivot, free=free
+                body, f"{name}/body/", inner_inputs(names), "body", pivot=pivot, free=free, awaited=awaited
             )
             unread["body"] = [end for end in ends if end not in results]
             return {p: r for p, r in zip(body.inputs, results, strict=True) if p in changing}
 
         def decide(builder: GraphBuilder, names: dict[str, str]) -> str:
             assert test is not None
-            results, ends = self._write(
-                test, f"{name}/test/", inner_inputs(names), "cond", pivot=lambda: [names[first]]
-            )
+            context = {"pivot": lambda: [names[first]], "awaited": awaited}
+            results, ends = self._write(test, f"{name}/test/", inner_inputs(names), "cond", **context)
             unread["test"] = [end for end in ends if end not in results]
             return str(results[0])
 
@@ -437,8 +446,7 @@ class _Scope:
             condition=decide if test is not None else None,
         )
         results = [exits[p] if p in changing else values[p] for p in body.inputs]
-        followed = self.prefix or record["name"] in self.followed  # what ends a function may be
-        if not followed or not any(unread.values()):
+        if not awaited or not any(unread.values()):
             return results, list(exits.values())
 
         def add(kind: str, inputs: list[Any], after: Sequence[str] = (), **facts: Any) -> str:
@@ -452,6 +460,11 @@ class _Scope:
         switch = add("switch", [merge, f"{name}/cond"], unread["test"], outputs=(0, 0))
         add("next_iteration", [f"{switch}:1"], unread["body"])
         return results, [*exits.values(), add("exit", [switch])]
+
+
+def _op_of(value: Any) -> Any:
+    """Return the op that makes a value; of an earlier iteration, the value."""
+    return (split_output(value) or (value, 0))[0] if isinstance(value, str) else value
 
 
 def _shift_back(value: Any, distance: int) -> Any:

@@ -185,6 +185,29 @@ def test_what_follows_an_if_waits_for_all_of_its_branch_and_what_reads_a_result_
     assert [starts[name] for name in after] == [30, 20, 60]
 
 
+@pytest.mark.parametrize("outer", ["call", "if", "while"])
+@pytest.mark.parametrize("inner", ["call", "if", "while"])
+def test_what_follows_waits_for_ops_of_a_function_inside_whose_result_is_read(inner: str, outer: str) -> None:
+    """Nothing reads `log`, which lasts for 50 ns; without a follower no op stands for the end."""
+
+    def op(kind: str, body: str) -> dict[str, Any]:
+        if kind == "if":
+            return use("if", "p x", **{"then": body, "else": body})
+        return use(kind, "x", body=body, **({"trips": 2} if kind == "while" else {}))
+
+    p = {"inputs": ["x"], "attributes": {"outcome": True}}
+    log = function("log", "x", {"y": {"inputs": ["x"]}, "log": {"inputs": ["x"], "duration_ns": 50}}, "y")
+    both = function("both", "x", {"p": p, "in": op(inner, "log"), "z": {"inputs": ["in", "p"]}}, "z")
+    plain = {"x": {}, "p": p, "out": op(outer, "both"), "reads": {"inputs": ["out"]}}
+    machine = Machine((Device("cpu0", "cpu", workers=8),))
+    trace = checked(graph({**plain, "next": {"after": ["out"]}}, log, both), machine, ReadyQueue())
+    tasks = trace.to_pandas()
+    starts = tasks.set_index("op")["start_ns"]
+    logged = tasks[tasks["op"].str.endswith("/log")]["end_ns"].max()
+    assert starts["reads"] < logged == starts["next"]
+    assert not [name for name in graph(plain, log, both).op_names if "end" in name]
+
+
 @pytest.mark.parametrize(("trips", "reads", "follows"), [(0, 11, 17), (1, 22, 61), (3, 44, 83)])
 def test_what_follows_a_while_waits_for_all_of_its_iterations_and_what_reads_a_result_does_not(
     trips: int, reads: int, follows: int
