@@ -426,6 +426,36 @@ def layout_conversions(s: Sizes) -> list[dict[str, Any]]:
     return [{"elements": n, "tiled": np.ceil(c / 32) * 32 / c, "operands": 1, "eager": 1} for n, c in tensors]
 
 
+_NATIVE_TAP, _NATIVE_TAP_HALVES, _NATIVE_GRAD = 36.0, 30.0, 1.47
+"""Flop that PyTorch's own depthwise kernels take for each weight of each output, in 32 and in 16 bits; how
+many times as much a gradient takes. A V100 does 312 and 372 G a second forward (two EfficientNets in fp32,
+DeepLearningExamples), and in three passes 293 (pytorch#40801); ConvMixer infers on RTX 3090 and 4090."""
+_TAP_SUMS: Final = 5.0
+"""How many times as long as forward cuDNN's gradient by the few weights takes in fp16: training steps of
+MobileNet v2 and MnasNet on an RTX 3090 (pytorch-image-models)."""
+
+
+def depthwise_kernel(s: Sizes, way: str, dtype: str, nhwc: BoolArray) -> tuple[dict[str, Any], FloatArray]:
+    """Return sizes of depthwise convolutions as elementwise kernels, and how many times as long these take.
+
+    In fp16 PyTorch calls cuDNN's for what `use_cudnn_depthwise` lists (aten/src/ATen/native/Convolution.cpp,
+    from cuDNN 8.2), at two thirds of memory's rate. Its own kernels compute, the gradient of the input for
+    each number of it, also where a stride left most taps out (aten/src/ATen/native/cuda/DepthwiseConv2d.cu).
+    """
+    _, (read, weights, written), _ = implicit_product(s)
+    side, image, many = s["kernel_h"], s["width"], s["in_channels"]
+    halved = (s["stride_h"] == 2) & (side > 1) & ((many >= 512) | ((many >= 256) & (image >= 28)))
+    listed = (side == s["kernel_w"]) & np.isin(side, (1, 3, 5)) & (s["dilation"] == 1) & (image >= 7)
+    listed &= (many >= 32) & ((s["stride_h"] == 1) | halved) & (dtype == "fp16")
+    of_cudnn, inputs = nhwc | listed, read / written if way == "backward_data" else 1.0
+    native = _NATIVE_TAP_HALVES if ELEMENT_BYTES[dtype] == 2 else _NATIVE_TAP
+    native *= 1 if way == "forward" else _NATIVE_GRAD
+    flops = side * s["kernel_w"] * np.where(of_cudnn, 2, native * inputs)
+    operands = (read + weights) / written + np.where(of_cudnn, 1, 0)
+    moved = {"elements": written, "operands": operands, "element_flops": flops}
+    return moved, np.where(of_cudnn & (way == "backward_weights"), _TAP_SUMS, 1.0)
+
+
 def conv_features(s: Sizes, sheet: Sheet, dtype: str) -> dict[str, FloatArray]:
     """Return sizes of the implicit product, channels, height, elements of the kernel, and stride."""
     (groups, m, n, k), _, _ = implicit_product(s)

@@ -31,6 +31,7 @@ from devices.cost.general_kernels import (
     KINDS,
     NATIVE_NCHW,
     by_bytes,
+    depthwise_kernel,
     has_bias,
     implicit_product,
     is_eager,
@@ -38,7 +39,7 @@ from devices.cost.general_kernels import (
     library_kernels,
 )
 from devices.cost.kernel_fits import KernelFits, MeasuredKernel
-from devices.cost.kernel_model import ELEMENT_BYTES, ON_VECTOR_UNITS, Sheet, Sizes, product_of, take
+from devices.cost.kernel_model import ELEMENT_BYTES, ON_VECTOR_UNITS, Sheet, product_of, take
 from devices.cost.language_kernels import LANGUAGE_DEMANDS, has_short_code, seen_pairs, sooner_ns
 from devices.describe.field_types import DEFAULT, INDICES
 from devices.describe.fields import DEVICE_FIELDS, read_fields
@@ -77,15 +78,7 @@ runs again and again. Beyond what tables are off, kinds of op of BERT in fp32 on
 _PLANAR: Final = 1.4
 """How many times as long a convolution of 1 x 1 takes on NCHW as on NHWC: it is a product of rows of pixels,
 and no tensor is converted."""
-_NATIVE_TAP, _NATIVE_TAP_GRAD, _NATIVE_TAP_HALVES = 36, 53, 30
-"""Flop that PyTorch's own depthwise kernels take for each weight of each output, in 32 bits, of gradients
-and in 16 bits. A V100 does 312 and 372 G a second forward (two EfficientNets in fp32, DeepLearningExamples),
-and in three passes 293 (pytorch#40801); ConvMixer on RTX 3090 and 4090. For 3 x 3 and 5 x 5 in fp16 it takes
-cuDNN's (aten/src/ATen/native/Convolution.cpp), which memory bounds, at two thirds of its rate."""
 _OF_NHWC: Final = (1, 4, 8, 16, 32)  # channels of a group; others gain nothing (RegNets, unlike ResNeXts)
-_TAP_SUMS: Final = 5.0
-"""How many times as long as forward the gradient of a depthwise convolution by its few weights takes in fp16:
-training steps of MobileNet v2 and MnasNet on an RTX 3090 (pytorch-image-models)."""
 
 
 class KernelAsk(NamedTuple):
@@ -271,23 +264,11 @@ def _conv(ops: Ops, sheet: Sheet) -> list[KernelAsk]:
     for way in ways:
         asks.append(KernelAsk(many & ~square, f"conv_{way}", {**s, "direction": way}, times=slower))
         if depthwise.any():
-            asks.append(_depthwise(depthwise, s, way, ops.dtype, nhwc & halves))
+            moved, times = depthwise_kernel(s, way, ops.dtype, nhwc & halves)
+            asks.append(KernelAsk(depthwise, "elementwise", moved, _GUESSED_WIDTH, times))
         if planar.any():
             asks += [KernelAsk(planar & ~pixel, "elementwise", copy) for copy in layout_conversions(s)]
     return [*asks, *_by_flops(ops, sheet, ~known)]
-
-
-def _depthwise(rows: BoolArray, s: Sizes, way: str, dtype: str, nhwc: BoolArray) -> KernelAsk:
-    """Return depthwise convolutions: cuDNN's pass over a tensor more, PyTorch's own compute slowly."""
-    _, (read, weights, written), _ = implicit_product(s)
-    of_cudnn = nhwc | np.isin(s["kernel_h"], (3, 5)) & (s["kernel_h"] == s["kernel_w"]) & (dtype == "fp16")
-    wide = _NATIVE_TAP if way == "forward" else _NATIVE_TAP_GRAD
-    native = _NATIVE_TAP_HALVES if ELEMENT_BYTES[dtype] == 2 else wide
-    flops = s["kernel_h"] * s["kernel_w"] * np.where(of_cudnn, 2, native)
-    operands = (read + weights) / written + np.where(of_cudnn, 1, 0)
-    moved = {"elements": written, "operands": operands, "element_flops": flops}
-    times = np.where(of_cudnn & (way == "backward_weights"), _TAP_SUMS, 1.0)
-    return KernelAsk(rows, "elementwise", moved, _GUESSED_WIDTH, times)
 
 
 def _rows(ops: Ops, sheet: Sheet) -> list[KernelAsk]:

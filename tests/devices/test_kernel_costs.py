@@ -450,6 +450,37 @@ def test_depthwise_convolutions_are_bound_by_memory_and_in_fp32_by_the_taps() ->
     assert ns_of("conv", "fp16", "a100-sxm-80", compiled) < ns_of("conv", "fp16", "a100-sxm-80", wide) / 5
 
 
+@pytest.mark.parametrize(
+    ("channels", "side", "stride", "kernel", "cudnn"),
+    [
+        (32, 56, 1, 3, True),
+        (16, 56, 1, 3, False),  # too few channels
+        (128, 6, 1, 3, False),  # too narrow
+        (128, 56, 2, 5, False),
+        (256, 28, 2, 5, True),
+        (256, 14, 2, 3, False),
+        (512, 14, 2, 3, True),
+    ],
+)
+def test_which_depthwise_convolutions_in_fp16_pytorch_leaves_to_cudnn(
+    channels: int, side: int, stride: int, kernel: int, cudnn: bool
+) -> None:
+    """As of `check_cudnn_depthwise_workload_with_filter` in its Convolution.cpp: others are those of bf16."""
+    sizes = {**PLAIN, "batch": 512, "in_channels": channels, "out_channels": channels, "group": channels}
+    sizes |= {"input_shape": [side, side], "strides": [stride, stride], "kernel_shape": [kernel, kernel]}
+    sizes |= {"pads": [kernel // 2] * 4}
+    half, native = (ns_of("conv", dtype, "a100-sxm-80", sizes) for dtype in ("fp16", "bf16"))
+    assert (half != native) == cudnn
+
+
+def test_a_strided_depthwise_gradient_by_the_input_tries_every_tap_at_each_of_its_numbers() -> None:
+    sizes = {**PLAIN, "batch": 64, "in_channels": 128, "out_channels": 128, "group": 128}
+    whole, half = (sizes | {"strides": [step, step]} for step in (1, 2))
+    for kind, less in (("conv", 3.9), ("conv_input_grad", 1.2), ("conv_weight_grad", 3.9)):
+        ratio = ns_of(kind, "fp32", "v100-sxm", whole) / ns_of(kind, "fp32", "v100-sxm", half)
+        assert ratio == pytest.approx(less, rel=0.25)
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("conv", "fp16"), ("conv", "fp32"), ("conv_transpose", "fp16")])
 def test_a_bias_takes_a_kernel_that_a_compiler_fuses(kind: str, dtype: str) -> None:
     """VGG-16 with and without batch norm takes 344 and 405 us an image on an RTX 4090, compiled 260."""
