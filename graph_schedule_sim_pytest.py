@@ -155,7 +155,7 @@ class ScenarioTest(pytest.Item):
         rewritten = self.config.stash[_TABLES] if self.config.getoption("--sim-update") else None
         checked: Checked = check_case(self.case, rewritten=rewritten)
         short = os.path.relpath(self.path, self.config.invocation_params.dir)
-        lines = [line.replace(f"{self.path}:", f"{short}:") for line in checked.messages]
+        lines = [line.replace(str(self.path), short) for line in checked.messages]
         if checked.exit_status:
             pytest.fail("\n".join(lines), pytrace=False)
         self.config.stash[_UPDATED] += lines

@@ -26,6 +26,8 @@ from sim.base.errors import (
 )
 from sim.base.plugins import NOTHING, Allowed, Origin, names, within
 
+_PACKAGE: Final = Path(__file__).parents[1]
+
 Loc = tuple[str | int, ...]
 """A path into a document."""
 
@@ -103,6 +105,11 @@ class Document:
                 path = os.path.realpath(path)
                 root = read_yaml_text(json.dumps(as_scenario(path)), path, places=False)
                 return cls(root, Path(path), allowed=allowed)
+        name = Path(path).stem
+        ships = any((_PACKAGE / folder / f"{name}.yaml").exists() for folder in ("examples", "templates"))
+        if ships and not os.path.exists(path):  # named as in the documentation, outside a checkout
+            copy = f"`sim new {name}.yaml --template {name}` copies the one that ships"
+            raise InputError(f"{path}: no such file; {copy}")
         return cls(_with_bases(read_yaml(path), Path(path), allowed.outside), Path(path), allowed=allowed)
 
     @classmethod

@@ -84,6 +84,7 @@ def test_scenarios_are_pytest_tests_on_request(pytester: pytest.Pytester) -> Non
         ["good.yaml::ready-queue PASSED*", "good.yaml::in-order PASSED*", "good.yaml::one core FAILED*"]
     )
     result.stdout.fnmatch_lines(["*good.yaml:16:80: makespan is 65 us, expected 1 us"])
+    assert "`sim run good.yaml --policy" in result.stdout.str()
     assert pytester.runpytest_inprocess(*options).ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 

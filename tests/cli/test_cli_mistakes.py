@@ -52,6 +52,12 @@ def test_a_directory_and_a_missing_file(tmp_path: Path) -> None:
     assert sim("run", tmp_path).stderr == f"{tmp_path}: is a directory, not a file\n"
     missing = sim("run", tmp_path / "no.yaml")
     assert (missing.exit_code, missing.stderr) == (2, f"{tmp_path}/no.yaml: no such file\n")
+    ships = sim("explain", tmp_path / "scenarios" / "unet.yaml")
+    assert (ships.exit_code, ships.stderr) == (
+        2,
+        f"{tmp_path}/scenarios/unet.yaml: no such file; `sim new unet.yaml --template unet` copies the one "
+        "that ships\n",
+    )
 
 
 def test_a_graph_file_that_is_not_what_it_says(tmp_path: Path) -> None:
