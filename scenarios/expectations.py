@@ -32,7 +32,7 @@ from scenarios.file.document import Document, Loc
 from scenarios.file.yaml_read import Place
 from sim.base.errors import InputError, ScenarioError, SimError, hint
 from sim.base.files import read_bytes
-from sim.base.units import format_bytes, format_duration, parse_duration, round_half_up
+from sim.base.units import format_duration, parse_duration, round_half_up
 from sim.explain.memory_use import memory_use
 from sim.trace import Trace
 
@@ -151,9 +151,9 @@ def held_at_the_peak(trace: Trace, device: str, nbytes: int) -> str:
     use = memory_use(trace, holders=3)[device]
     if use.peak_bytes != nbytes or not use.holders:
         return ""
-    largest = ", ".join(f"{tensor.name!r} ({format_bytes(tensor.nbytes)})" for tensor in use.holders)
+    largest = ", ".join(f"{tensor.name!r} ({results.exact_bytes(tensor.nbytes)})" for tensor in use.holders)
     others_nbytes = nbytes - sum(tensor.nbytes for tensor in use.holders)
-    more = f" and others ({format_bytes(others_nbytes)})" if others_nbytes else ""
+    more = f" and others ({results.exact_bytes(others_nbytes)})" if others_nbytes else ""
     return f"\n  at {format_duration(use.peak_ns)}, at the peak, {device} holds {largest}{more}"
 
 

@@ -98,11 +98,14 @@ def outcome_of(error: SimError) -> str:
 
 _exact_duration = partial(units.format_duration, digits=None)
 _DURATION = Unit(partial(units.parse_duration, what=""), _exact_duration, units.format_duration)
-_BYTES = Unit(
-    partial(units.parse_bytes, what=""),
-    partial(units.format_bytes, digits=None),
-    partial(units.format_bytes, iec=True),
-)
+
+
+def exact_bytes(nbytes: int) -> str:
+    """Write all digits of an amount of data, with those prefixes, SI or IEC, that need fewer."""
+    return min((units.format_bytes(nbytes, iec=iec, digits=None) for iec in (False, True)), key=len)
+
+
+_BYTES = Unit(partial(units.parse_bytes, what=""), exact_bytes, partial(units.format_bytes, iec=True))
 _ENERGY = Unit(
     partial(units.parse_energy, what=""), partial(units.format_energy, digits=None), units.format_energy
 )

@@ -280,6 +280,8 @@ workload:
         "peak_memory.gpu1 is 1 kB, expected 500 B",
         "  at 10 us, at the peak, gpu1 holds 'a' (1 kB)",
     ]
+    (outcome,) = run(tmp_path, "peak_memory.gpu1: 1MiB", text.replace("1kB", "3GiB")).outcomes
+    assert outcome.text.splitlines()[0] == "peak_memory.gpu1 is 3 GiB, expected 1 MiB"
 
 
 def test_to_json_has_base_units(tmp_path: Path) -> None:

@@ -359,14 +359,7 @@ def test_the_table_on_a_terminal(scenario: Path) -> None:
         app, ["sweep", str(scenario), "--vary", VARY[0], "--policy", "ready-queue", "--policy", "in-order"]
     )
     assert done.exit_code == 0
-    assert done.stdout.splitlines()[0].split() == [
-        "machine.devices.cpu0.cores",
-        "policy",
-        "makespan",
-        "above",
-        "bound",
-        "utilisation",
-    ]
+    assert done.stdout.splitlines()[0].split()[:4] == ["cores", "policy", "makespan", "above"]
     assert len(done.stdout.splitlines()) == 6  # the last says what the star means
 
 
@@ -450,7 +443,7 @@ def test_a_point_that_is_short_of_memory_is_a_row_and_no_failure_unless_all_are(
     assert first[-1]
     assert second[-1] == ""
     lines = done.stdout.splitlines()
-    assert lines[0].split()[:5] == [key, "policy", "makespan", "above", "bound"]
+    assert lines[0].split()[:5] == ["output", "policy", "makespan", "above", "bound"]
     assert lines[1].split() == ["200MB", "ready-queue", "out", "of", "memory"]
     assert lines[-1] == f"output=200MB, ready-queue: {first[-1]}"  # whole, and below the table
     done = CliRunner().invoke(app, ["sweep", str(scenario), "--vary", f"{key}=200MB,300MB"])
