@@ -54,7 +54,8 @@ def simulate(
     linearize : Linearizer, optional
         By default the topological order with the least index first.
     memory : callable, optional
-        ``memory(job, context)`` returns the `Memory` of the run; by default memory is unlimited.
+        ``memory(job, context)`` returns the `Memory` of the run, as what
+        `devices.memory.run_memory.tensor_memory` makes; by default memory is unlimited.
     iterations : int
         How many times the graph runs.
     knowledge : str

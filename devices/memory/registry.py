@@ -128,10 +128,10 @@ def make_allocator(
     """
     make = _maker(kind)
     planned = "events" in _parameters(kind, make)
-    known = allocator_options(kind)
+    known, called = allocator_options(kind), getattr(kind, "__name__", kind)
     for option in options:
         if option not in known:
-            raise UnknownOptionError(f"the {kind} allocator", option, known)
+            raise UnknownOptionError(f"the {called} allocator", option, known)
     if virtual_devices:
         if planned or isinstance(capacity, DeviceMemory):
             raise InputError(f"{name}: a plan is for a whole device, and has no virtual devices")
@@ -139,7 +139,7 @@ def make_allocator(
             capacity, virtual_devices, lambda memory, part: make(memory, name=part, **options), name=name
         )
     if planned and events is None:
-        raise InputError(f"{name}: the {kind} allocator needs to know what will be asked for")
+        raise InputError(f"{name}: the {called} allocator needs to know what will be asked for")
     if lacks := sorted(getattr(make, "__abstractmethods__", ())):
         raise InputError(f"the allocator {make.__name__} should have a method {lacks[0]}; it has none")
     allocator: Any = make(*([events] if planned else []), capacity, name=name, **options)

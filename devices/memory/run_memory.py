@@ -29,7 +29,7 @@ from devices.memory.allocator import Allocator
 from devices.memory.counted import CountedAllocator
 from devices.memory.device_memories import DeviceMemories, Recordings
 from devices.memory.device_memory import Block
-from devices.memory.registry import MemorySpec
+from devices.memory.registry import Maker, MemorySpec
 from devices.memory.tensor_lifetimes import NOWHERE, TensorMemory
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
@@ -171,14 +171,17 @@ LIFETIMES: Final = ("execution", "issue")
 
 
 def tensor_memory(
-    specs: Mapping[str, MemorySpec] | None = None, *, lifetime: str = "execution", when_full: str = "error"
+    specs: Mapping[str, MemorySpec | str | Maker] | None = None,
+    *,
+    lifetime: str = "execution",
+    when_full: str = "error",
 ) -> TensorMemories:
     """Return what `sim.simulate` takes as `memory`.
 
     Parameters
     ----------
-    specs : mapping of str to MemorySpec, optional
-        Device name → how its memory is managed; others have one exact pool.
+    specs : mapping of str to MemorySpec, str or callable, optional
+        Device name → how its memory is managed (or only the allocator); others have one exact pool.
     lifetime : str
         ``"execution"`` or ``"issue"``, see the module.
     when_full : str
@@ -194,7 +197,11 @@ def tensor_memory(
     if when_full not in ("error", "wait"):
         raise InputError(f"when_full must be error or wait; found {when_full!r}")
 
-    return TensorMemories(specs or {}, lifetime, when_full == "wait")
+    by_device = {
+        name: spec if isinstance(spec, MemorySpec) else MemorySpec(spec)
+        for name, spec in (specs or {}).items()
+    }
+    return TensorMemories(by_device, lifetime, when_full == "wait")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import checked
 
+from devices.memory.counted import CountedAllocator
 from devices.memory.device_memories import events_in_order, make_buffers
 from devices.memory.registry import MemorySpec, read_allocator
 from devices.memory.run_memory import tensor_memory
@@ -327,6 +328,18 @@ def test_parameters_lie_beside_a_static_plan_and_count() -> None:
     assert peak(trace) == peak(trace, "reserved") == 1010
     with pytest.raises(OutOfMemoryError, match="takes 110 B of 100 B left, before time 0"):
         simulate(builder.build(), gpu(1000), ReadyQueue(), memory=planned)
+
+
+def test_an_allocator_alone_is_a_description_of_one() -> None:
+    def pages(capacity: Any = None, *, name: str, page: int = 64) -> CountedAllocator:
+        return CountedAllocator(capacity, alignment=page, name=name)
+
+    for own, most in ((pages, 192), ("counted", 150), (MemorySpec(pages, options={"page": 100}), 200)):
+        trace = simulate(chain(100, 50, 70), gpu(), ReadyQueue(), memory=tensor_memory({"gpu0": own}))
+        assert peak(trace) == most
+    wrong = tensor_memory({"gpu0": MemorySpec(pages, options={"pag": 3})})
+    with pytest.raises(InputError, match="the pages allocator has no option 'pag'; did you mean 'page'"):
+        simulate(chain(100), gpu(), ReadyQueue(), memory=wrong)
 
 
 def test_allocators_are_described_in_words() -> None:
