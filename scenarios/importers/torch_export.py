@@ -22,6 +22,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial, update_wrapper
 from typing import Any, Final, Literal
 from unittest import mock
 
@@ -356,7 +357,10 @@ def import_torch(
 def _program(module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     import torch
 
-    program = torch.export.export(module, inputs, keywords)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    ours = update_wrapper(partial(_attention, attention), attention)
+    with mock.patch.object(torch.nn.functional, attention.__name__, ours):
+        program = torch.export.export(module, inputs, keywords)
     parts = any(node.op == "get_attr" for node in program.graph.nodes)  # under autocast or no_grad
     if parts or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         for part in program.graph_module.modules():  # a dropout that drops nothing would be written as a copy
@@ -365,6 +369,22 @@ def _program(module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> 
                     node.target, node.args = torch.ops.aten.alias.default, node.args[:1]
         program = program.run_decompositions({})  # inlines them, and writes casts as operators
     return program
+
+
+def _attention(
+    fused: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **more: Any
+) -> Any:
+    """Run attention as PyTorch does on a GPU: fused kernels take four axes; others (windows) are products
+    and a softmax, since 2.5 in fp32 (aten/src/ATen/native/transformers).
+    """
+    import torch
+
+    if query.dim() == 4 or attn_mask is not None or dropout_p or any(more.values()):
+        return fused(query, key, value, attn_mask, dropout_p, **more)
+    wide, root = [x.float() for x in (query, key, value)], query.shape[-1] ** -0.25
+    with torch.autocast(query.device.type, enabled=False):
+        scores = torch.softmax((wide[0] * root) @ (wide[1].transpose(-2, -1) * root), -1)
+        return (scores @ wide[2]).to(query.dtype)
 
 
 def _program_on_a_gpu(*arguments: Any) -> Any:

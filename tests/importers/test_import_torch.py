@@ -123,6 +123,19 @@ def test_a_cell_is_one_step_of_a_layer(part, kind: str, gates: int) -> None:
     assert sizes.items() <= graph.attributes[op].items()
 
 
+def test_attention_of_windows_is_no_fused_kernel() -> None:
+    """Of five axes PyTorch computes the products and the softmax one by one, in fp32; a mask stays fused."""
+    q = torch.empty(2, 3, 4, 16, 8, dtype=torch.float16)
+    graph = graph_of(lambda m, q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.0), q)
+    kinds = ["cast"] * 3 + ["mul", "mul", "matmul", "softmax", "matmul", "cast"]
+    found = [(kind, read) for kind, _, read, _ in rows(graph) if kind not in ("identity", "reshape")]
+    assert [kind for kind, _ in found] == kinds
+    assert found[6] == ("softmax", 2 * 3 * 4 * 16 * 16 * 4)
+    mask = torch.zeros(16, 16, dtype=torch.float16)
+    graph = graph_of(lambda m, q: F.scaled_dot_product_attention(q, q, q, mask), q)
+    assert "attention" in [row[0] for row in rows(graph)]
+
+
 @pytest.mark.parametrize(
     ("function", "row"),
     [
@@ -136,7 +149,10 @@ def test_a_cell_is_one_step_of_a_layer(part, kind: str, gates: int) -> None:
         (F.glu, ("silu", 5 * 12, 96, 48)),
         (lambda x: x.multinomial(1), ("multinomial", 3 * 24, 96, 32)),
         (lambda x: F.interpolate(x[None], scale_factor=2, mode="linear"), ("resize", 2 * 2 * 48, 96, 192)),
-        (lambda x: F.scaled_dot_product_attention(x, x, x), ("attention", 2 * 48 * 4 + 6 * 16, 288, 96)),
+        (
+            lambda x: F.scaled_dot_product_attention(*[x[None, None]] * 3),
+            ("attention", 2 * 48 * 4 + 6 * 16, 288, 96),
+        ),
         (lambda x: torch.broadcast_tensors(x, x)[1].relu_(), ("relu", 24, 96, 96)),
         (lambda x: F.binary_cross_entropy(x, x), ("binary_cross_entropy", 8 * 24, 192, 4)),
         (
