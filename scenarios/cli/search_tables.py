@@ -161,9 +161,9 @@ def print_what_ifs(name: str, recorded_ns: int | None, rows: Sequence[Row]) -> N
         saves = [row["saved_ns"], *([] if row["other_saved_ns"] is None else [row["other_saved_ns"]])]
         share = " .. ".join(percent(ns / base_ns) for ns in sorted(saves) if base_ns)
         lines.append(row | {"what_if": as_yaml_line(row["what_if"]), "share": share})
-    print_table(
-        text_table(lines, ["what if: label", "what_if: what_if", "makespan_ns", "saved_ns", "share"]), left=2
-    )
+    settings = ["what_if: what_if"] if any(line["what_if"] for line in lines) else []  # a machine has none
+    columns = ["what if: label", *settings, "makespan_ns", "saved_ns", "share"]
+    print_table(text_table(lines, columns), left=1 + len(settings))
     for tried in (True, False):
         selected = [row for row in rows if (row["makespan_ns"] is not None) == tried]
         notes = group_pairs((note, row["label"]) for row in selected for note in row["notes"])

@@ -79,9 +79,11 @@ def machine_trials(trace: Trace) -> list[Variant]:
         waits = (trace.tasks["wait"] == Wait.MEMORY).any() or trace.tasks.get("calls_ns", _NO_OPS).any()
         why_not = "" if waits else "nothing waits for memory"
         trials.append(_trial("memory without limit", partial(replace, memory_bytes=None), why_not))
-    for op in _longest_on_path(trace):
-        ops = np.isin(np.arange(len(names)), _on_all_ranks(trace, op))
-        trials.append(Variant(label=f"{names[op]!r} twice as fast", job=_retime(partial(_halve, ops=ops))))
+    for op, alike in _longest_on_path(trace):
+        more = f" and {len(alike) - 1} like it" if len(alike) > 1 and not job.meets[op] else ""
+        ops = np.isin(np.arange(len(names)), alike)
+        label = f"{names[op]!r}{more} twice as fast"
+        trials.append(Variant(label=label, job=_retime(partial(_halve, ops=ops))))
     return trials
 
 
@@ -213,22 +215,35 @@ def _retime(change: Callable[[IntArray], IntArray]) -> Callable[[Job], Job]:
     return apply
 
 
-def _longest_on_path(trace: Trace) -> list[int]:
-    """Return the ops that take longest on the executed critical path, longest first."""
+def _longest_on_path(trace: Trace) -> list[tuple[int, IntArray]]:
+    """Return the ops that take longest on the executed critical path, longest first, with all ranks' own."""
     total: Counter[int] = Counter()
     for step in executed_path(trace):
         if step.kind == "task":
             op = int(trace.tasks["op"][step.row])
             total[op] += step.end_ns - step.start_ns
-    return sorted(total, key=lambda op: (-total[op], op))[:MOST_OPS]
+    longest: list[tuple[int, IntArray]] = []
+    for op in sorted(total, key=lambda op: (-total[op], op)):
+        if len(longest) < MOST_OPS and not any(op in alike for _, alike in longest):
+            longest.append((op, _on_all_ranks(trace, op)))
+    return longest
 
 
 def _on_all_ranks(trace: Trace, op: int) -> IntArray:
-    """Return an op, and the other members of its collective, which takes as long as the slowest of them."""
-    if trace.meetings is None or not trace.job.meets[op]:
-        return np.array([op])
-    ops, meeting = trace.tasks["op"][trace.meetings.row], trace.meetings.meeting
-    return np.unique(ops[np.isin(meeting, meeting[ops == op])])
+    """Return an op with those of its collective, or those that are called as it is on other devices.
+
+    A collective takes as long as the slowest member. Replicas are called after their devices, as
+    ``gpu0/head`` and ``gpu1/head``: what makes one of them faster makes all.
+    """
+    job = trace.job
+    if trace.meetings is not None and job.meets[op]:
+        ops, meeting = trace.tasks["op"][trace.meetings.row], trace.meetings.meeting
+        return np.unique(ops[np.isin(meeting, meeting[ops == op])])
+    devices, names = job.machine.devices, job.graph.op_names
+    prefix, alike = f"{devices[int(job.device_of[op])].name}/", {names[op]}
+    if names[op].startswith(prefix):
+        alike |= {f"{device.name}/{names[op].removeprefix(prefix)}" for device in devices}
+    return np.array([i for i, name in enumerate(names) if name in alike])
 
 
 def _group_numbers(numbers: Sequence[int], key: Callable[[int], object]) -> list[list[int]]:

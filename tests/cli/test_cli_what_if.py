@@ -356,6 +356,26 @@ def test_an_op_that_others_meet_is_faster_on_all_ranks() -> None:
     assert trial.job(trace.job).duration_ns.tolist() == [40, 40]
 
 
+def test_an_op_that_every_replica_has_is_faster_on_all() -> None:
+    """On one of two replicas alone it would save nothing: the sum waits for the slower one."""
+    b = GraphBuilder("two replicas")
+    for gpu in ("gpu0", "gpu1"):
+        b.op(f"{gpu}/head", duration_ns=100, device=gpu)
+        b.op(f"{gpu}/sum", inputs=[f"{gpu}/head"], kind="all_reduce", duration_ns=80, device=gpu)
+    b.op("gpu1/alone", after=["gpu1/sum"], duration_ns=7, device="gpu1")
+    trace = simulate(b.build(), Machine((Device("gpu0"), Device("gpu1"))), ReadyQueue())
+    halved = {}
+    for trial in machine_trials(trace):
+        if trial.label.startswith("'"):
+            assert trial.job is not None
+            halved[trial.label] = trial.job(trace.job).duration_ns.tolist()
+    assert halved == {
+        "'gpu1/head' and 1 like it twice as fast": [50, 80, 50, 80, 7],
+        "'gpu1/sum' and 1 like it twice as fast": [100, 40, 100, 40, 7],
+        "'gpu1/alone' twice as fast": [100, 80, 100, 80, 4],
+    }
+
+
 def test_ops_with_a_duration_for_each_kind_of_device_stay_where_they_are_placed(tmp_path: Path) -> None:
     """HEFT puts both on the GPU: the CPU takes 30 us for either, so b ends at 20 us, as the run says."""
     path = tmp_path / "s.yaml"
