@@ -66,14 +66,7 @@ def custom(
     with error_path("order" if file is None else "file"):
         programs = read_csv(file) if file is not None else parse_csv(order or "")
     schedule = from_programs(programs, replicas=replicas)
-    for noun, expected, actual in (
-        ("rank", ranks, schedule.ranks),
-        ("micro-batch", micro_batches, schedule.micro_batches),
-        ("chunk", chunks, schedule.chunks),
-    ):
-        if expected is not None and expected != actual:
-            raise InputError(f"the custom order has {format_count(actual, noun)}, not {expected}")
-    validate(schedule)
+    validate(schedule, ranks, micro_batches, chunks)
     return schedule
 
 

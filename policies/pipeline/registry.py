@@ -15,6 +15,7 @@ from typing import Any, Final
 from policies.option_checks import whole
 from policies.pipeline.custom import custom
 from policies.pipeline.pipeline_schedule import Checkpoint, Schedule, with_recompute
+from policies.pipeline.validate import validate
 from sim.base import plugins
 from sim.base.arrays import MOST_BUILT
 from sim.base.errors import InputError, MisfitError, UnknownNameError, UnknownOptionError
@@ -143,7 +144,8 @@ def generate(
     UnknownNameError
         If the schedule or the value of an option is unknown.
     InputError
-        If a size is refused (the message says why), or an option is unknown (the nearest is named).
+        If a size is refused (the message says why), an option is unknown (the nearest is named), or a
+        schedule of another package is incomplete (`validate`).
 
     Examples
     --------
@@ -176,6 +178,8 @@ def generate(
     schedule = _family(name)(**sizes, **values)
     if not isinstance(schedule, Schedule):
         raise InputError(f"the pipeline schedule {name!r} should return a Schedule, not {schedule!r:.60}")
+    if not _family(name).__module__.startswith(__package__):  # of ours, tests check this, which takes long
+        validate(schedule, **sizes)
     return with_recompute(schedule, checkpoint)
 
 

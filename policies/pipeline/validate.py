@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from policies.pipeline.pipeline_schedule import PHASES, Action, Phase, Schedule, Slot
 from sim.base.errors import InputError, StuckError
+from sim.base.units import format_count
 
 # ----------------------------------------------------------------------------------------------------------
 # The inputs of each action, and where they are computed.
@@ -102,13 +103,18 @@ _NOBODY = -1
 """The rank waited for when no rank runs the needed action."""
 
 
-def validate(schedule: Schedule) -> None:
-    """Raise unless `schedule` computes every micro-batch once and can run to its end.
+def validate(
+    schedule: Schedule,
+    ranks: int | None = None,
+    micro_batches: int | None = None,
+    chunks: int | None = None,
+) -> None:
+    """Raise unless `schedule` has these sizes, computes every micro-batch once and can run to its end.
 
     Raises
     ------
     InputError
-        If actions are missing, duplicate or impossible; the message lists them.
+        If it has other sizes, or actions are missing, duplicate or impossible; the message lists them.
     StuckError
         If the order deadlocks; the message says which rank waits for what.
 
@@ -117,6 +123,13 @@ def validate(schedule: Schedule) -> None:
     >>> from policies.pipeline.registry import generate
     >>> validate(generate("zb-h1", ranks=4, micro_batches=8))
     """
+    for noun, expected, actual in (
+        ("rank", ranks, schedule.ranks),
+        ("micro-batch", micro_batches, schedule.micro_batches),
+        ("chunk", chunks, schedule.chunks),
+    ):
+        if expected is not None and expected != actual:
+            raise InputError(f"the {schedule.name} order has {format_count(actual, noun)}, not {expected}")
     issues = problems(schedule)
     if issues:
         text = "".join(f"\n  - {problem}" for problem in issues[:_MOST_SHOWN])

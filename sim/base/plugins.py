@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import PathFinder
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -364,7 +364,11 @@ def _load_code(group: str, name: str, allow_code: bool, directory: str | PathLik
     try:
         module = _import(module_name, directory)
     except (Exception, SystemExit) as error:
-        raise InputError(f"{named} cannot be imported: {type(error).__name__}: {error}") from error
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module_name
+        where = (
+            f", neither in {fspath(directory)!r} nor installed" if absent and directory is not None else ""
+        )
+        raise InputError(f"{named} cannot be imported: {type(error).__name__}: {error}{where}") from error
     try:
         return functools.reduce(getattr, attributes.split("."), module)
     except AttributeError:

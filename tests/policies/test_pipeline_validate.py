@@ -14,6 +14,7 @@ from policies.pipeline.evaluate import StageTimes, evaluate
 from policies.pipeline.pipeline_schedule import Action, Schedule
 from policies.pipeline.registry import generate
 from policies.pipeline.validate import Dependencies, problems, validate
+from sim.base import plugins
 from sim.base.errors import InputError, StuckError
 
 
@@ -164,3 +165,22 @@ def test_a_removed_action_is_missed(data: st.DataObject) -> None:
     action = good.programs[rank][gone].parts[0]
     assert len(found) == 1
     assert found[0].startswith(f"{action} is missing")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("0F0,0B0\n1F0,1B0", "the mine order has 1 micro-batch, not 2"),
+        ("0F0,0F1,0B0\n1F0,1F1,1B0,1B1", "0B1 is missing: rank 0 runs 0F1 and never its backward"),
+        ("0F0,0F1,0I0,0I1\n1F0,1F1,1B0,1B1", "0W0 is missing"),
+        ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1", "no rank can go on"),
+    ],
+)
+def test_an_incomplete_schedule_of_another_package_is_refused(text: str, says: str) -> None:
+    """Left as it is, it would do less work, and seem faster than complete ones."""
+    plugins.register("sim.pipelines", "mine", lambda ranks, micro_batches: replace(order(text), name="mine"))
+    try:
+        with pytest.raises((InputError, StuckError), match=says):
+            generate("mine", ranks=2, micro_batches=2)
+    finally:
+        plugins.unregister("sim.pipelines", "mine")

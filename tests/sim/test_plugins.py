@@ -209,6 +209,14 @@ def test_code_that_is_not_there_is_the_users_mistake(install: Install, name: str
         lookup(GROUP, name, allow_code=True)
 
 
+def test_where_code_was_sought_is_said_if_it_is_in_neither_place(tmp_path: Path) -> None:
+    (tmp_path / "needs_more.py").write_text("import not_there_either\n")
+    with pytest.raises(InputError, match=f"'not_there', neither in '{tmp_path}' nor installed$"):
+        lookup(GROUP, "not_there:Good", allow_code=True, directory=tmp_path)
+    with pytest.raises(InputError, match=r"No module named 'not_there_either'$"):
+        lookup(GROUP, "needs_more:Good", allow_code=True, directory=tmp_path)
+
+
 def test_code_beside_a_scenario_is_found_and_never_mistaken_for_anothers(
     install: Install, tmp_path: Path
 ) -> None:
