@@ -12,6 +12,7 @@ import numpy as np
 from sim.base.arrays import UNSET, IntArray
 from sim.base.errors import InputError
 from sim.base.options import whole_numbers
+from sim.graph.frames import CONTROL_FLOW_KINDS
 from sim.graph.graph import Graph
 from sim.graph.views import FREE, VIEWS
 from sim.job.job import Job
@@ -189,7 +190,12 @@ def known_costs(
 
 def issue_costs_by_kind(graph: Graph, machine: Machine) -> IntArray:
     """Return the cost of issuing, in ns: one row per device, one column per kind of op in the graph."""
-    rows = [[d.issue_ns_by_kind.get(kind, d.issue_ns) for kind in graph.kinds] for d in machine.devices]
+
+    def cost(device: Device, kind: str) -> int:
+        jumps = kind in CONTROL_FLOW_KINDS and not device.workers  # its host launches nothing
+        return device.issue_ns_by_kind.get(kind, 0 if jumps else device.issue_ns)
+
+    rows = [[cost(device, kind) for kind in graph.kinds] for device in machine.devices]
     return np.array(rows).reshape(len(rows), -1)
 
 
@@ -204,8 +210,8 @@ def issue_costs_ns(job: Job) -> IntArray:
     -------
     array of int64
         The costs of the job (`Job.issue_ns`) if given; else `Device.issue_ns_by_kind` for the op's kind where
-        given, and `Device.issue_ns` for the rest. The op that begins a batch of a session (attribute
-        ``begins_batch``) is not launched by anything and costs nothing.
+        given, and `Device.issue_ns` for the rest, except control flow. The op that begins a batch of a
+        session (attribute ``begins_batch``) is not launched by anything and costs nothing.
     """
     if job.issue_ns is not None:
         return job.issue_ns.copy()

@@ -163,7 +163,8 @@ class Device:
     streams : int
         Queues whose tasks start in order; one task of a stream runs at a time.
     issue_ns, issue_ns_by_kind : int, mapping of str to int
-        Cost of issuing one op to the issuer; per kind of op where it differs.
+        Cost of issuing one op to the issuer; per kind of op where it differs. Switches, merges and other
+        control flow cost a host that launches ops nothing, unless their kind is named.
     launch_latency_ns : int
         Time from being put on a stream to the earliest start.
     gap_ns : int

@@ -10,9 +10,10 @@ from hypothesis import given
 from program_helpers import programs
 
 from policies.issue.ready_queue import ReadyQueue
+from policies.issue.tensorflow_executor import TensorFlowExecutor
 from policies.issue.virtual_machine import Sequential
 from scenarios.ops.control_flow import cond, while_loop
-from sim import Device, Graph, GraphBuilder, Machine, Trace, simulate
+from sim import Device, Graph, GraphBuilder, Machine, Policy, Trace, simulate
 
 CPU = Machine((Device("cpu0", "cpu", workers=1),))
 
@@ -39,6 +40,18 @@ def test_only_the_branch_taken_runs(outcome: bool, ran: str, makespan: int) -> N
     trace = simulate(branches(outcome).build(), CPU, Sequential())
     assert live(trace) == ["x", "p", ran, "out"]
     assert trace.makespan_ns == makespan
+
+
+@pytest.mark.parametrize("policy", [Sequential, TensorFlowExecutor])
+@pytest.mark.parametrize(("by_kind", "makespan"), [({}, 404), ({"switch": 7}, 411)])
+def test_a_host_launches_ops_and_no_jumps(
+    policy: type[Policy], by_kind: dict[str, int], makespan: int
+) -> None:
+    """Four ops cost 100 ns each: x, p, f, out. A switch and a merge cost what is said of their kind."""
+    gpu = Device("gpu0", issue_ns=100, issue_ns_by_kind=by_kind)
+    assert simulate(branches(True).build(), Machine((gpu,)), policy()).makespan_ns == makespan
+    cpu = Device("cpu0", "cpu", workers=1, issue_ns=100)  # its worker processes them
+    assert simulate(branches(True).build(), Machine((cpu,)), policy()).makespan_ns == 17 + 6 * 100
 
 
 @pytest.mark.parametrize(("outcome", "ran"), [(True, "f"), (False, "g")])
