@@ -265,7 +265,7 @@ def _over_devices(row: Row) -> dict[str, Any]:
     if "train.step_ns" in row:
         numbers["exposed"] = row["train.exposed_ns"] / row["train.step_ns"]
     prefix = "train." if "train.step_ns" in row else ""
-    single = not prefix or row["train.step_ns"] == row["makespan_ns"]  # a step's interval is not the run's
+    single = not prefix or row["train.step_ns"] == row["makespan_ns"]  # the mean of several steps shows none
     if (low := row.get(f"{prefix}low_ns")) is not None and single:
         numbers["80 % interval"] = f"{format_duration(low)} to {format_duration(row[f'{prefix}high_ns'])}"
     unused = (row.get("unused_devices") or "").split(", ")

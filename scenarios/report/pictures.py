@@ -120,9 +120,8 @@ def sweep_plot(
     endings = short_names([key.removeprefix("varied ") for key in settings]).values()
     words = dict(zip(settings, endings, strict=True))
     policies = len({row["policy"] for row in rows}) > 1 and "policy" not in words.values()
-    policies &= any(
-        row["policy"] not in [row[key] for key in settings] for row in rows
-    )  # policy.name says it
+    # Where policy.name varies, a line has its policy's name already.
+    policies &= any(row["policy"] not in [row[key] for key in settings] for row in rows)
     for row in rows:
         others = [f"{words[key]}={row[key]}" for key in settings[1:]]
         if row.get(column) is not None and not row["error"]:

@@ -32,8 +32,9 @@ from sim.notebook import Section
 from sim.trace import Trace
 
 _LISTED: Final = 20
+"""Number of links, and of layers of experts, that are shown."""
 _UNUSED_SHOWN: Final = 8
-"""Number of links, of layers of experts, and of unused devices that are shown."""
+"""Number of unused devices that are shown."""
 _STALENESS_ROWS: Final = 12
 """Number of rows in the table of staleness."""
 _FOLDED_ROWS: Final = 10

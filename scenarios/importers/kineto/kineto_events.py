@@ -270,7 +270,9 @@ _NO_GPU: Final = {
     "it has calls of the GPU's runtime but not what they launched: the profiler could not watch the GPU "
     "(CUPTI, or its permission)": ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime"),
     "it is PyTorch's profile of the CPU alone: profile with ProfilerActivity.CUDA, too": (
-        *("cpu_op", "operator", "python_function"),
+        "cpu_op",
+        "operator",
+        "python_function",
     ),
     "if TensorFlow or JAX wrote it, read the .xplane.pb that their profiler writes beside it": ("", "Op"),
 }
