@@ -9,8 +9,8 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
-from sim.base.errors import InfeasibleError, UnknownNameError
-from sim.base.options import need_types, need_whole
+from sim.base.errors import InfeasibleError, InputError, UnknownNameError
+from sim.base.options import need_names, need_types, need_whole
 from sim.machine.task import Task
 
 
@@ -158,6 +158,10 @@ class Routing:
         """Raise on an unknown kind and on wrong types."""
         need_whole(self, "routing", "seed")
         need_types(self, "routing", given=Mapping)
+        for ends, via in self.given.items():
+            if not isinstance(ends, tuple) or len(ends) != 2 or not isinstance(via, tuple | list):
+                raise InputError(f"routing: given: {ends!r}: {via!r} should be a pair and a tuple of names")
+            need_names((*ends, *via), "routing: given")
         if self.kind not in ("shortest", "ecmp"):
             raise UnknownNameError("routing", self.kind, ("shortest", "ecmp"))
 
