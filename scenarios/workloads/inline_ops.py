@@ -28,7 +28,7 @@ from devices.describe.quantities import Count, Name, Shorthand, Strict, Whole
 from scenarios.file.document import Document, Loc
 from scenarios.ops.inlining import FUNCTIONAL_KINDS, Function, add_ops
 from scenarios.workloads.workload import Workload, op_message, op_place
-from sim.base.errors import GraphError, UnknownNameError
+from sim.base.errors import GraphError, UnknownNameError, clip_repr
 from sim.graph.builder import GraphBuilder
 from sim.graph.failures import read_fails
 from sim.graph.graph import Graph, output_name, split_output
@@ -138,6 +138,13 @@ class Op(Strict):
     split: Annotated[Count, Field(le=100_000)] = 1
     fails: Fails = False
     attributes: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_out(cls, value: Any) -> Any:
+        if isinstance(value, str | int | float):
+            raise fault(f"should be a mapping, as in {{duration: 10us}}, not {clip_repr(value)}")
+        return value
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Op:
