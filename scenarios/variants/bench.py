@@ -38,7 +38,7 @@ from scenarios.run.execute import run_case
 from scenarios.run.prepare_job import job_of
 from scenarios.run.scenario import Case, scenario_of
 from scenarios.variants.executors import run_on
-from scenarios.variants.optimum import find_optimum, list_schedules
+from scenarios.variants.optimum import bound_of_placed, find_optimum, list_schedules
 from scenarios.variants.schedules import ListedOrder
 from scenarios.variants.sweep import KeptRows, program, stamps, sweeping, write_rows
 from scenarios.variants.variant import Row, Variant, attempt
@@ -201,10 +201,13 @@ def run_point(point: Point) -> Row:
             row |= {"proven": optimum.proven}
         else:
             ran = [attempt(one) for one in _cases(case, point, placed)]
-            done = (one.result for one in ran if one.error is None)
-            row["makespan_ns"] = min((result.trace.makespan_ns for result in done if result), default=None)
-            if row["makespan_ns"] is None:
+            done = [one.result for one in ran if one.error is None and one.result]
+            if not done:
                 row["error"] = ran[0].line
+            else:
+                best = min(done, key=lambda result: result.trace.makespan_ns)
+                row["makespan_ns"] = best.trace.makespan_ns
+                row["lower_bound_ns"] = bound_of_placed(best) if placed else None
     except SimError as error:
         row["error"] = str(error)
     return row | {"seconds": round(time.perf_counter() - began, 2)}

@@ -219,6 +219,13 @@ class Optimum:
         }
 
 
+def bound_of_placed(run: Result) -> int:
+    """Return a lower bound in ns of every order and all streams on the same devices; it needs no solver."""
+    synchronisation = run.case.decisions.policy.synchronisation
+    limits = bounds(run.trace, synchronisation=synchronisation, exact=True).by_source
+    return max(ns for source, ns in limits.items() if not source.startswith("stream "))
+
+
 def find_optimum(
     results: Sequence[Result],
     *,
@@ -266,9 +273,8 @@ def find_optimum(
     for case in list_schedules(base.case, job, placed):
         search.run(case)
     least_ns = 0
-    if placed:  # goal holds for every order and all streams
-        limits = bounds(base.trace, synchronisation=policy.synchronisation, exact=True).by_source
-        least_ns = max(ns for source, ns in limits.items() if not source.startswith("stream "))
+    if placed:
+        least_ns = bound_of_placed(base)
     memory = base.trace.memory is not None
     model = JobModel(job, policy, trace, placed=placed, memory=memory, least_ns=least_ns, objective=objective)
     bound = max(least_ns, model.least_ns) if model.is_makespan else 0

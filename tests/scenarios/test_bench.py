@@ -66,6 +66,9 @@ def test_a_row_an_instance_and_method(tmp_path: Path) -> None:
     ]
     assert [row["known_upper_ns"] for row in rows] == ["6000"] * 5 + [""] * 5
     assert {row["makespan_ns"] for row in rows[:5]} == {"6000"}
+    bounds = [row["lower_bound_ns"] for row in rows[:5]]
+    assert bounds[:4] == bounds[:1] * 4, "without a solver: work of a machine, or the longest job"
+    assert 0 < int(bounds[0]) <= int(bounds[4]) == 6000
     assert (tmp_path / "p.png").stat().st_size > 1000
 
 
