@@ -10,10 +10,11 @@
     task graph (.stg)        5                           five tasks besides the two dummies at the ends
                              0   0   0                   task 0, time 0, no predecessor
                              3   9   2   1  2            task 3, time 9, two predecessors: 1 and 2
+    ... prototype            5 3                         five tasks, of 1 on, besides a dummy; processors
 
 A machine of a shop is a device that executes one op at a time. A project has one device, with a worker for
-each activity, and its resources are those of the machine; a task graph has no machine. Times in the file have
-no unit; `unit` gives the duration of 1.
+each activity, and its resources are those of the machine; a task graph has no machine, and the processors in
+a prototype are not used. Times in the file have no unit; `unit` gives the duration of 1.
 
 With communication times (as in the set of task graphs with communication, and in ``.stg`` files of other
 tools) a predecessor is followed by the time to send its result, needed if the two run on different
@@ -22,7 +23,7 @@ processors. It becomes bytes, at `bandwidth`, so that the machine's links determ
 Formats: https://github.com/tamy0612/JSPLIB; https://github.com/SchedulingLab/fjsp-instances; Kolisch and
 Sprecher, "PSPLIB, a project scheduling problem library", EJOR 96(1), 1997; Tobita and Kasahara, "A standard
 task graph set for fair evaluation of multiprocessor scheduling algorithms", Journal of Scheduling 2002,
-https://www.kasahara.cs.waseda.ac.jp/schedule/format_e.html.
+https://www.kasahara.cs.waseda.ac.jp/schedule/format_e.html, and proto_e.html.
 """
 
 from __future__ import annotations
@@ -321,11 +322,11 @@ class TaskGraph:
         rate = parse_bandwidth(bandwidth, what="bandwidth")
         per_edge = 2 if communication == "yes" else 1
         lines = lines_of(path, read_text(path))
-        if not lines or len(lines[0].words) != 1 or _NUMBER.fullmatch(lines[0].words[0]) is None:
+        if not lines or len(lines[0].words) > 2 or not all(map(_NUMBER.fullmatch, lines[0].words)):
             raise InputError(f"{path}: not a task graph (its first line should be the number of tasks)")
         tasks = [_task(line, per_edge) for line in lines[1:]]
         count = Fraction(lines[0].words[0])
-        if len(tasks) not in (count, count + 2):  # the two dummies are usually not counted
+        if len(tasks) not in (count, count + 1, count + 2):  # dummies are usually not counted
             raise InputError(f"{path}: {count} tasks are announced (and two dummies), {len(tasks)} are there")
         outputs: dict[Fraction, list[int]] = {task: [] for task, _, _ in tasks}
         edges: dict[Fraction, list[str]] = {task: [] for task, _, _ in tasks}

@@ -230,6 +230,13 @@ def test_a_diamond(tmp_path: Path) -> None:
     assert stg(tmp_path, DIAMOND, unit="1ms").duration_ns.sum() == 22_000_000
 
 
+def test_a_prototype_has_processors_and_one_dummy(tmp_path: Path) -> None:
+    """Their format: https://www.kasahara.cs.waseda.ac.jp/schedule/proto_e.html."""
+    graph = stg(tmp_path, "2 3\n1 14 0\n2 20 1 1\n3 0 1 2\n")
+    assert graph.duration_ns.tolist() == [14_000, 20_000, 0]
+    assert edges(graph) == {("1", "2", 0), ("2", "3", 0)}
+
+
 def test_communication_becomes_bytes(tmp_path: Path) -> None:
     """10 us at 1 GB/s are 10 kB; each successor has a time of its own."""
     graph = stg(tmp_path, WITH_COMMUNICATION, communication="yes")
@@ -242,7 +249,7 @@ def test_communication_becomes_bytes(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "is empty"),
-        ("1 2\n", "its first line should be the number of tasks"),
+        ("1 2 3\n", "its first line should be the number of tasks"),
         ("1\n0 x 0\n", "line 2: 'x' is no number from 0"),
         ("1\n0 -1 0\n", "line 2: '-1' is no number from 0"),
         ("1\n0 1 2 0\n", "line 2: should be TASK TIME N PREDECESSOR ..., found '0 1 2 0'"),
