@@ -211,6 +211,8 @@ def _notes(training: Training, step: int, exposed: int) -> list[str]:
         notes.insert(0, _UNFITTED_NOTE)
     if len(set(training.layers_per_stage)) > 1 and not training.partition:
         notes.append(f"layers do not divide evenly: taken as partition: {[*training.layers_per_stage]}")
+    if training.recompute == "selective" and training.work.batch.attention == "flash":
+        notes.append("recompute: selective frees little here, as attention: flash keeps no scores")
     if training.tensor_overlap and not layout.splits_sequence:
         notes.append("overlap: tp has no effect here, as no product waits for parts of a sequence")
     if training.overlap and training.parameters_apart:

@@ -184,6 +184,12 @@ def test_layers_that_do_not_divide_evenly_are_told(tmp_path: Path) -> None:
     told, same = (json.loads(sim("run", path, *more, "--json").stdout)["train"] for more in ([], given))
     assert told["notes"] == ["layers do not divide evenly: taken as partition: [11, 11, 10]"]
     assert (same["notes"], same["step_ns"]) == ([], told["step_ns"])
+    given += ["--set", "workload.train.recompute=selective"]
+    notes = [
+        json.loads(sim("run", path, *given, *more, "--json").stdout)["train"]["notes"]
+        for more in ([], ["--set", "workload.train.attention=eager"])
+    ]
+    assert notes == [["recompute: selective frees little here, as attention: flash keeps no scores"], []]
 
 
 def test_fsdp_overlaps_whatever_is_asked_for(tmp_path: Path) -> None:
