@@ -14,7 +14,12 @@ from sim.base.arrays import UNSET, IntArray, group_pairs
 from sim.base.errors import list_names, shorten
 from sim.base.units import format_count, format_duration
 from sim.explain.bounds import Bounds, bounds
-from sim.explain.communication import COMMUNICATION, communicator_waits, exposed_communication
+from sim.explain.communication import (
+    COMMUNICATION,
+    communicator_waits,
+    exposed_communication,
+    moving_ops,
+)
 from sim.explain.derived import DerivedColumns
 from sim.explain.failed_ops import attempt_lines, failure_text, late_lines
 from sim.explain.idle import REASONS, IdlePieces, idle_pieces, idle_reasons
@@ -255,12 +260,13 @@ def _exposed_lines(f: DerivedColumns) -> list[str]:
     """Return the lines on exposed communication by cause; devices with equal numbers share a line."""
     exposed = exposed_communication(f).items()
     groups = group_pairs((tuple(parts.items()), device) for device, parts in exposed)
-    lines = ["", "Exposed communication"] if groups else []
+    graph = f.job.graph
+    copies = " and copies" if (moving_ops(f.job) & graph.is_kind("copy", "fill")).any() else ""
+    lines = ["", f"Exposed communication{copies}"] if groups else []
     for by_part, names in groups.items():
         total = format_duration(sum(ns for _, ns in by_part))
         parts = ", ".join(f"{part} {format_duration(ns)}" for part, ns in by_part)
         lines.append(f"  {_pad_names(names)} {total:>10}  {parts}")
-    graph = f.job.graph
     alone = graph.is_kind(*COMMUNICATION - {"copy", "transfer"}) & ~f.job.meets
     if groups and alone[[*graph.attribute("stream")]].any():
         lines.append(

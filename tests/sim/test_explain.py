@@ -397,6 +397,16 @@ def test_branches_and_loops_are_explained(trips: int, outcome: bool) -> None:
     assert "control flow under ReadyQueue" in explain_text(trace)
 
 
+@pytest.mark.parametrize(
+    ("kind", "title"), [("all_reduce", "communication"), ("copy", "communication and copies")]
+)
+def test_what_is_exposed_has_its_name(kind: str, title: str) -> None:
+    b = GraphBuilder("moves")
+    b.op("a", kind=kind, duration_ns=100)
+    trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
+    assert f"\nExposed {title}\n  gpu0" in explain_text(trace)
+
+
 def test_nothing_takes_no_time_to_explain() -> None:
     b = GraphBuilder("nothing")
     b.op("a", duration_ns=0)
