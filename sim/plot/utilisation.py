@@ -323,7 +323,8 @@ def _roofs(ax: Axes, trace: Record, sorts: Sequence[OpPoints]) -> None:
         ax.plot(x, y, color=ink(), linewidth=0.9, linestyle=":", zorder=2)
         if math.isfinite(peak):
             prefix = f"{', '.join(of_types)}: " if of_types else ""
-            ax.annotate(f"{prefix}{format_flops(peak, digits=3)}/s", (right, peak), (-2, 3), **style)
+            name = f"{prefix}{format_flops(peak, digits=3)}/s"
+            ax.annotate(name, (right, peak), (-2, 10), **style)  # above the largest dot on the roof
             top = max(top, peak * 2)
         if not math.isnan(slope):
             above = float(x[60]), float(y[60])  # the roof, where no op is

@@ -121,6 +121,14 @@ def test_roofs_are_those_of_the_cost_model(cost: Any, peaks: list[float], bandwi
     assert bool(texts) == (not np.isnan(peaks[0]))
 
 
+def test_the_name_of_a_roof_is_above_the_dots_on_it() -> None:
+    ax = roofline(computed(ROOF))
+    radius = max((dots.get_sizes().max() / np.pi) ** 0.5 for dots in ax.collections)
+    heights = [text.xyann[1] for text in ax.texts if "FLOP/s" in text.get_text()]
+    assert len(heights) == 2
+    assert min(heights) > radius > 5
+
+
 def test_the_roofline_says_what_it_leaves_out() -> None:
     assert roofline(computed(), title="two").get_title(loc="left") == (
         "two; not shown: 1 op without flop or bytes"
