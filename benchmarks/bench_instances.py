@@ -9,7 +9,6 @@ Neither knows communication. What is not proven depends on how fast the machine 
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from math import ceil
 from typing import Any
@@ -19,6 +18,7 @@ from scenarios.run.scenario import scenario_of
 from scenarios.variants.bench import OPTIMUM, Point, document_of, instances_in, known_of
 from sim.base.units import NS_PER_S, parse_duration
 from sim.job.job import Job
+from studies.program import run
 
 UNIT_NS = 1000
 """Times of files are whole microseconds here."""
@@ -68,17 +68,13 @@ def direct(job: Job, limit_ns: int) -> tuple[int | None, int]:
     return (round(solver.objective_value) * UNIT_NS if found else None), bound
 
 
-def main() -> None:
-    """Print a row an instance."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("folder", nargs="+")
-    parser.add_argument("--limit", default="10s")
-    args = parser.parse_args()
+def main(folders: list[str], limit: str = "10s") -> None:
+    """Print the best known makespan of each instance, what CP-SAT finds within a time, and its bound."""
     print("instance,best_known_ns,makespan_ns,lower_bound_ns")
-    for path in instances_in(args.folder):
+    for path in instances_in(folders):
         job = job_of(scenario_of(document_of(Point(path, OPTIMUM))).case())
-        print(path, known_of(path).upper_ns, *direct(job, parse_duration(args.limit)), sep=",", flush=True)
+        print(path, known_of(path).upper_ns, *direct(job, parse_duration(limit)), sep=",", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

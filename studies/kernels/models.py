@@ -29,7 +29,7 @@ from sim import Device, GraphBuilder, Machine, simulate
 from sim.explain.time_use import uncertainty
 from studies.kernels.fitting import alone
 from studies.kernels.judge import without
-from studies.kernels.tables import PRESETS, general_tables
+from studies.kernels.tables import general_tables, preset_of
 from studies.program import Data, run
 
 WIDTH: Final = 4  # bytes per number
@@ -181,7 +181,7 @@ def runs(data: Path, *, left_out: bool = False) -> Iterator[Run]:
     whole = pd.read_csv(data / "kernels" / "fp32_models.csv.gz")
     parts = dict(list(pd.read_csv(data / "kernels" / "fp32_models_by_op.csv.gz").groupby(["gpu", "run"])))
     for row in whole.to_dict("records"):
-        gpu, training = PRESETS[row["gpu"].replace(" ", "_")], row["mode"] == "train"
+        gpu, training = preset_of(row["gpu"]), row["mode"] == "train"
         name = "-".join(str(row[column]) for column in ("model", "mode", "seq_len", "batch"))
         device = make_device("gpu0", {"preset": gpu})
         if left_out:

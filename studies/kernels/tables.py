@@ -25,23 +25,14 @@ from devices.cost.language_kernels import MOE_SIZES
 from sim.base.arrays import FloatArray
 from sim.base.errors import UnknownNameError
 
-PRESETS: Final = {
-    "a100_sxm": "a100-sxm-80",
-    "h100_sxm": "h100-sxm",
-    "h200_sxm": "h200-sxm",
-    "b200_sxm": "b200-sxm",
+_PRESETS: Final = {
     "a100": "a100-sxm-80",
+    "a100-sxm": "a100-sxm-80",
     "h100": "h100-sxm",
-    "V100": "v100-sxm",
-    "T4": "t4",
-    "P100": "p100-pcie-16",
-    "Tesla_P100-PCIE-16GB": "p100-pcie-16",
-    "Tesla_P4": "p4",
-    "Tesla_T4": "t4",
-    "Tesla_V100-PCIE-32GB": "v100-pcie-32",
-    "NVIDIA_A100-PCIE-40GB": "a100-pcie-40",
+    "p100": "p100-pcie-16",
+    "v100": "v100-sxm",
 }
-"""Presets by the names in the files, which have _ or a space."""
+"""Presets of short names."""
 FP32: Final = ("p100-pcie-16", "p4", "t4", "v100-pcie-32", "a100-pcie-40")
 _PRODUCTS: Final = {"fp16": "products_few", "fp8_block": "products_coarse", "nvfp4": "products_coarse"}
 FEW_LAYERS: Final = 22
@@ -148,10 +139,21 @@ def _table(
     return Table(name, dtype, FAMILIES[family], found, **more)
 
 
+def preset_of(name: str) -> str:
+    """Return the preset of a GPU by its name in the files.
+
+    >>> preset_of("a100_sxm"), preset_of("Tesla V100-PCIE-32GB"), preset_of("l40s")
+    ('a100-sxm-80', 'v100-pcie-32', 'l40s')
+    """
+    plain = name.lower().removesuffix("gb").replace("_", "-").replace(" ", "-")
+    plain = plain.removeprefix("nvidia-").removeprefix("tesla-")
+    return _PRESETS.get(plain, plain)
+
+
 def _read(path: Path, **names: str) -> pd.DataFrame:
     d = pd.read_csv(path).rename(columns=names)
     if "gpu" in d:
-        d["gpu"] = d.gpu.str.replace(" ", "_").replace(PRESETS)
+        d["gpu"] = d.gpu.map({name: preset_of(name) for name in d.gpu.unique()})
     if "us" in d:
         d = d[d.us > 0].reset_index(drop=True)
     return d

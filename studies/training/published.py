@@ -10,8 +10,6 @@ Our assumptions about data that a source does not print are in `ASSUMED`; the pa
 
 from __future__ import annotations
 
-import csv
-import gzip
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from scenarios.builders.train.calibration import TrainingCalibration
 from scenarios.builders.train.layout import ORDER, ParallelLayout
 from scenarios.builders.train.training import FULL_ITERATION, Training
 from sim.base.errors import InputError
+from sim.base.files import read_table
 
 ASSUMED: Final[Mapping[str, str]] = {
     "vtrain-a100-multi": "ranks in the order tp, dp, pp, as in Megatron-DeepSpeed; kernels around the scores "
@@ -66,28 +65,17 @@ _MPT: Final[Mapping[str, tuple[int, int, int]]] = {
 }
 """Layers, hidden, heads (MosaicML llm-foundry, scripts/train/yamls/pretrain)."""
 
-_NAMES: Final[Mapping[str, str]] = {
-    "llama3-70b": "llama3-70b",
-    "llama3-405b": "llama3-405b",
-    "deepseekv2": "deepseek-v2",
-    "deepseekv3": "deepseek-v3",
-    "Llama-3-405B": "llama3-405b",
-    "Llama-3.1-405B": "llama3-405b",
-    "Llama-3.1-70B": "llama3-70b",
-    "Llama-3.1-8B": "llama3-8b",
-    "LLAMA3_8B": "llama3-8b",
-    "LLAMA3_70B": "llama3-70b",
-    "LLAMA3.1_405B": "llama3-405b",
-    "DeepSeekV3": "deepseek-v3",
-    "DeepSeekV3 (w/o MTP)": "deepseek-v3",
-    "Qwen3_30B_a3B": "qwen3-30b-a3b",
-    "Qwen3_235B_a22B": "qwen3-235b-a22b",
-    "GPT OSS 120B": "gpt-oss-120b",
-    "Nemotron_3_Nano": "nemotron-3-nano",
-    "Nemotron_3_Super": "nemotron-3-super",
-    "Nemotron_3_Ultra": "nemotron-3-ultra",
-    "DeepSeekV3 (w/ MTP)": "deepseek-v3",
-}
+
+def _plain(name: str) -> str:
+    """Return the letters and digits of a model's name, by which the names of all sources agree.
+
+    >>> _plain("Qwen3_30B_a3B"), _plain("LLAMA3.1_405B"), _plain("DeepSeekV3 (w/o MTP)")
+    ('qwen330ba3b', 'llama3405b', 'deepseekv3')
+    """
+    return re.sub(r"\(w.*\)|[^a-z0-9(]", "", name.lower().replace("3.1", "3"))
+
+
+_NAMES: Final = {_plain(name): name for name in MODELS}
 
 
 class Undescribed(Exception):
@@ -128,14 +116,12 @@ def read_published(path: Path) -> tuple[list[Published], list[tuple[str, str]]]:
     A file beside it has the settings of Megatron Bridge's rows.
     """
     found, refused = [], []
-    with (path.parent.parent / RECIPES_FILE).open(encoding="utf-8", newline="") as file:
-        recipes = {row["id"]: row for row in csv.DictReader(file)}
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            try:
-                found.append(_published({**_recipe(row["id"], recipes), **row}))
-            except (Undescribed, InputError) as error:
-                refused.append((row["source"], str(error)))
+    recipes = {row["id"]: row for _, row in read_table(path.parent.parent / RECIPES_FILE)[1]}
+    for _, row in read_table(path)[1]:
+        try:
+            found.append(_published({**_recipe(row["id"], recipes), **row}))
+        except (Undescribed, InputError) as error:
+            refused.append((row["source"], str(error)))
     return found, refused
 
 
@@ -199,7 +185,7 @@ def _size(row: Mapping[str, str], key: str, default: int = 1) -> int:
 
 
 def _named(row: Mapping[str, str], **changes: Any) -> Architecture:
-    name = _NAMES.get(row["model"])
+    name = _NAMES.get(_plain(row["model"]))
     if name is None:
         raise Undescribed(_NO_MODEL.get(row["model"], f"no sizes of {row['model']} are known here"))
     sizes = {**MODELS[name], **changes}

@@ -15,7 +15,6 @@ Rows: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, tables 3,
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -36,6 +35,7 @@ from policies.pipeline.evaluate import (
 from policies.pipeline.pipeline_schedule import Schedule
 from policies.pipeline.registry import generate
 from sim.base.errors import InputError
+from sim.base.files import read_table
 from sim.base.units import round_half_up
 
 SCHEDULES: Final = ("1F1B", "1F1B-I", "ZB-1p", "ZB-2p")
@@ -122,9 +122,8 @@ def measured(*models: str) -> list[Measured]:
     >>> len(rows), rows[0].throughput
     (12, 11.8)
     """
-    with _FILE.open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
-    of_models = [(i, line) for i, line in enumerate(lines) if not models or line["model"] in models]
+    lines = enumerate(line for _, line in read_table(_FILE)[1])
+    of_models = [(i, line) for i, line in lines if not models or line["model"] in models]
     return [_row(line, name, i % 3) for i, line in of_models for name in SCHEDULES]
 
 
