@@ -52,6 +52,16 @@ class _Ran(NamedTuple):
     tasks: list[Task]
 
 
+@contextmanager
+def _told() -> Iterator[None]:
+    """Convert torch's errors into ours, so that a case is lost and not an experiment."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's type for no memory, a failed launch, a failed library
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunError(f"torch: {said}") from error
+
+
 class Cuda:
     """Executes on the streams of one GPU.
 
@@ -92,41 +102,41 @@ class Cuda:
 
     # -- interface of a backend to a session -------------------------------------------------
 
+    @_told()
     def provenance(self) -> dict[str, Any]:
         """Return the provenance of the numbers."""
         torch = self.torch
-        with _told():
-            self.state.wake()
-            properties = torch.cuda.get_device_properties(0)
-            return {
-                "gpu": torch.cuda.get_device_name(0),
-                "sms": properties.multi_processor_count,
-                "memory_bytes": properties.total_memory,
-                "l2_bytes": getattr(properties, "L2_cache_size", 0),
-                "torch": str(torch.__version__),
-                "cuda": torch.version.cuda,
-                "dtype": "bfloat16",
-                **smi_facts(),
-                **self.notes,
-            }
+        self.state.wake()
+        properties = torch.cuda.get_device_properties(0)
+        return {
+            "gpu": torch.cuda.get_device_name(0),
+            "sms": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory,
+            "l2_bytes": getattr(properties, "L2_cache_size", 0),
+            "torch": str(torch.__version__),
+            "cuda": torch.version.cuda,
+            "dtype": "bfloat16",
+            **smi_facts(),
+            **self.notes,
+        }
 
+    @_told()
     def sentinel_ns(self) -> int:
         """Return how long a fixed product and a fixed copy take now; see `DeviceState`."""
-        with _told():
-            return self.state.sentinel_ns()
+        return self.state.sentinel_ns()
 
+    @_told()
     def frame_ns(self, streams: int, n: int) -> list[int]:
         """Return samples of the makespan of an empty plan: the overhead of the events around a plan."""
-        with _told():
-            self.state.wake()
-            made = [self.torch.cuda.Stream() for _ in range(streams)]
-            samples = []
-            for _ in range(n):
-                self.torch.cuda.synchronize()
-                start, end, gate = self._begin(made, _GATE_NS)
-                self._finish(made, gate, end)
-                samples.append(elapsed_ns(start, end))
-            return samples
+        self.state.wake()
+        made = [self.torch.cuda.Stream() for _ in range(streams)]
+        samples = []
+        for _ in range(n):
+            self.torch.cuda.synchronize()
+            start, end, gate = self._begin(made, _GATE_NS)
+            self._finish(made, gate, end)
+            samples.append(elapsed_ns(start, end))
+        return samples
 
     def forget(self) -> None:
         """Release the matrices of the latest graph."""
@@ -134,6 +144,7 @@ class Cuda:
 
     # -- running ------------------------------------------------------------------------------
 
+    @_told()
     def execute(self, job: Job, plan: Plan, *, gated: bool = True) -> Observation:
         """Execute `plan`: once for the makespan, and once with events around every op.
 
@@ -147,15 +158,14 @@ class Cuda:
         RunError
             Torch raised an error, such as no memory.
         """
-        with _told():
-            work, streams = self._ready(job)
-            waited = run_queue_ns()
-            truth = self._execute(job, plan, work, streams, gated, timed=False)
-            delayed = _since(waited)
-            wrong = work.wrong()
-            looked = self._execute(job, plan, work, streams, gated, timed=True)
-            wrong = wrong or work.wrong()
-            self.state.busy()
+        work, streams = self._ready(job)
+        waited = run_queue_ns()
+        truth = self._execute(job, plan, work, streams, gated, timed=False)
+        delayed = _since(waited)
+        wrong = work.wrong()
+        looked = self._execute(job, plan, work, streams, gated, timed=True)
+        wrong = wrong or work.wrong()
+        self.state.busy()
         return Observation(
             measured_trace(job, looked.tasks),
             wrong,
@@ -209,6 +219,7 @@ class Cuda:
             task.start_ns, task.end_ns = elapsed_ns(start, begun[task.id]), elapsed_ns(start, ended[task.id])
         return _Ran(elapsed_ns(start, end), host_ns, tasks)
 
+    @_told()
     def drive(self, job: Job, policy: Policy) -> Observation:
         """Let `policy` decide: the host launches its tasks and queries the events for what has ended.
 
@@ -224,11 +235,8 @@ class Cuda:
         RunError
             Torch raised an error, such as no memory.
         """
-        with _told():
-            work, streams = self._ready(job)
-            return self._drive(Driver(job, policy), work, streams)
-
-    def _drive(self, driver: Driver, work: _Work, streams: list[Any]) -> Observation:
+        work, streams = self._ready(job)
+        driver = Driver(job, policy)
         work.reset()
         self.torch.cuda.synchronize()
         ended: dict[int, Any] = {}
@@ -376,13 +384,3 @@ def _since(waited_ns: int | None) -> int:
     """Return how long this thread was kept from running since `run_queue_ns` returned `waited_ns`."""
     now = run_queue_ns()
     return 0 if waited_ns is None or now is None else now - waited_ns
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Convert torch's errors into ours, so that a case is lost and not an experiment."""
-    try:
-        yield
-    except RuntimeError as error:  # torch's type for no memory, a failed launch, a failed library
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunError(f"torch: {said}") from error
