@@ -23,7 +23,8 @@ import dataclasses
 import functools
 import random
 import tracemalloc
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -35,45 +36,38 @@ from devices.memory.run_memory import tensor_memory
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, Graph, GraphBuilder, Job, Machine, Trace, simulate
 
-BUDGET = {
-    "plain": (8, 8),
-    "gpu": (30, 30),
-    "gpu+sm": (30, 30),
-    "gpu+sm odd": (30, 30),
-    "gpu+memory": (30, 30),
-    "gpu+sm+memory": (30, 30),
-    "gpu+sm+dram+memory": (30, 30),
-    "gpu+sm priority": (31, 44),
-    "gpu+sm+dram": (46, 52),
-    "gpu+caching": (38, 31),
-    "gpu+calls": (41, 38),
-}
-"""Raw timeouts that a task may cost on the SimPy engine, whose office is clarity: on a chain, and layered.
 
-The last four are what was measured: it may not become more.
-"""
+class Path(NamedTuple):
+    """Raw timeouts that a task may cost, on a chain and layered; what its GPUs share, and their memory.
+
+    The SimPy engine's office is clarity.
+    """
+
+    timeouts: tuple[int, int] = (30, 30)
+    sharing: Mapping[str, Any] = {}
+    memory: MemorySpec | None = None
+
+
+_SM = {"sharing": "sm"}
+_DRAM = {"sharing": "sm+dram", "bandwidth": "4.8TB/s"}
+_POOL = MemorySpec("pool")
+PATHS = {
+    "plain": Path((8, 8)),
+    "gpu": Path(),
+    "gpu+sm": Path(sharing=_SM),
+    "gpu+sm odd": Path(sharing=_SM),
+    "gpu+memory": Path(memory=_POOL),
+    "gpu+sm+memory": Path(sharing=_SM, memory=_POOL),
+    "gpu+sm+dram+memory": Path(sharing=_DRAM, memory=_POOL),
+    "gpu+sm priority": Path((31, 44), {**_SM, "streams": [{}, {"priority": -1}]}),
+    "gpu+sm+dram": Path((46, 52), _DRAM),
+    "gpu+caching": Path((38, 31), memory=MemorySpec("caching")),
+    "gpu+calls": Path((41, 38), memory=MemorySpec("caching", malloc_ns=1)),
+}
+"""The last four cost what was measured: it may not become more."""
 
 MARGIN = 1.3
 """Medians of the same code move by as much from one run to another on a shared virtual machine."""
-
-SHARING: dict[str, dict[str, Any]] = {
-    "gpu": {},
-    "gpu+sm": {"sharing": "sm"},
-    "gpu+sm odd": {"sharing": "sm"},
-    "gpu+sm priority": {"sharing": "sm", "streams": [{}, {"priority": -1}]},
-    "gpu+sm+dram": {"sharing": "sm+dram", "bandwidth": "4.8TB/s"},
-    "gpu+sm+memory": {"sharing": "sm"},
-    "gpu+sm+dram+memory": {"sharing": "sm+dram", "bandwidth": "4.8TB/s"},
-}
-
-MEMORY = {
-    "gpu+memory": MemorySpec("pool"),
-    "gpu+sm+memory": MemorySpec("pool"),
-    "gpu+sm+dram+memory": MemorySpec("pool"),
-    "gpu+caching": MemorySpec("caching"),
-    "gpu+calls": MemorySpec("caching", malloc_ns=1),
-}
-"""Path → how memory is managed."""
 
 
 def layered(n: int, width: int = 100, *, devices: int = 8, largest: int = 0) -> Graph:
@@ -137,8 +131,8 @@ def machine(path: str, devices: int) -> Machine:
         "streams": 2,
         "queue_depth": 1024,
         **overheads,
-        **SHARING.get(path, {}),
-        **({"memory": "80GB"} if path in MEMORY else {}),
+        **PATHS[path].sharing,
+        **({"memory": "80GB"} if PATHS[path].memory else {}),
     }
     return Machine(tuple(make_device(f"d{i}", spec) for i in range(devices)))
 
@@ -147,10 +141,8 @@ def run(graph: Graph, path: str, devices: int) -> Trace:
     """Simulate once."""
     if path == "plain":
         return simulate(graph, machine(path, devices), ReadyQueue(), engine="simpy")
-    memory = None
-    if path in MEMORY:
-        specs = {f"d{i}": MEMORY[path] for i in range(devices)}
-        memory = tensor_memory(specs, lifetime="issue")
+    spec = PATHS[path].memory
+    memory = tensor_memory({f"d{i}": spec for i in range(devices)}, lifetime="issue") if spec else None
     policy = ReadyQueue(synchronisation="issue")
     return simulate(
         graph, machine(path, devices), policy, streams=TwoStreams(), memory=memory, engine="simpy"
@@ -159,7 +151,7 @@ def run(graph: Graph, path: str, devices: int) -> Trace:
 
 def task_cost(graph: Graph, path: str, devices: int, rounds: int = 5) -> Cost:
     """Return what a task costs."""
-    if path in MEMORY:
+    if PATHS[path].memory:
         graph = sized(graph)
     elif path not in ("plain", "gpu", "gpu+sm"):
         graph = odd(graph)
@@ -168,7 +160,7 @@ def task_cost(graph: Graph, path: str, devices: int, rounds: int = 5) -> Cost:
 
 
 CASES = {"chain": (chain, 1), "layered": (layered, 8)}
-SIZES = [(path, 5_000) for path in BUDGET]
+SIZES = [(path, 5_000) for path in PATHS]
 SIZES += [(path, n) for path in ("plain", "gpu") for n in (1_000, 100_000, 1_000_000)]
 
 
@@ -178,7 +170,7 @@ def test_a_task_costs_at_most_its_budget(name: str, path: str, n: int) -> None:
     make, devices = CASES[name]
     us, timeouts = task_cost(make(n), path, devices, rounds=10 if n < 10_000 else 3)
     print(f"| {name} | {path} | {n:,} | {us:.2f} us a task | {timeouts:.1f} raw timeouts |")
-    assert timeouts <= MARGIN * BUDGET[path][name == "layered"]
+    assert timeouts <= MARGIN * PATHS[path].timeouts[name == "layered"]
 
 
 @pytest.mark.parametrize("path", ["plain", "gpu"])

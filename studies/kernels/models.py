@@ -143,12 +143,8 @@ def run_of(ops: Sequence[_Op], training: bool, device: Device) -> tuple[float, f
     if training:
         steps += [(kind, op) for op in reversed(ops) for kind in _gradients(op)]
     for number, (kind, op) in enumerate(steps):
-        product = op.kind == "matmul"
-        flops = (
-            2 * prod(op.attributes[x] for x in ("m", "n", "k")) * op.attributes.get("batch", 1)
-            if product
-            else 0
-        )
+        sizes = [op.attributes.get(size, 1) for size in ("batch", "m", "n", "k")]
+        flops = 2 * prod(sizes) if op.kind == "matmul" else 0
         last = builder.op(
             f"{number}",
             kind=kind,

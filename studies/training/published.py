@@ -52,19 +52,6 @@ vTrain's steps were measured with Megatron-DeepSpeed (its data/README.md): DeepS
 
 _PLACEHOLDER: Final = TrainingCalibration("none", 1.0, 1.0)
 
-_MPT: Final[Mapping[str, tuple[int, int, int]]] = {
-    "125m": (12, 768, 12),
-    "350m": (24, 1024, 16),
-    "760m": (24, 1536, 12),
-    "1b": (24, 2048, 16),
-    "3b": (32, 2560, 20),
-    "7b": (32, 4096, 32),
-    "13b": (40, 5120, 40),
-    "30b": (48, 7168, 56),
-    "70b": (80, 8192, 64),
-}
-"""Layers, hidden, heads (MosaicML llm-foundry, scripts/train/yamls/pretrain)."""
-
 
 def _plain(name: str) -> str:
     """Return the letters and digits of a model's name, by which the names of all sources agree.
@@ -237,21 +224,10 @@ def _vtrain(row: Mapping[str, str]) -> Training:
 
 
 def _gpt(row: Mapping[str, str], layout: ParallelLayout, **changes: Any) -> Training:
-    gpt = Architecture(
-        layers=int(row["layers"]),
-        hidden=int(row["hidden"]),
-        heads=int(row["heads"]),
-        vocabulary=51200,
-        positions=2048,
-    )
-    settings: dict[str, Any] = {
-        "recompute": "full",
-        "attention": "eager",
-        "dropout": True,
-        "transformer_engine": False,
-        **changes,
-    }
-    return _training(row, gpt, layout, **settings)
+    sizes: dict[str, Any] = {name: int(row[name]) for name in ("layers", "hidden", "heads")}
+    gpt = Architecture(**sizes, vocabulary=51200, positions=2048)
+    unfused: dict[str, Any] = {"attention": "eager", "dropout": True, "transformer_engine": False}
+    return _training(row, gpt, layout, **{**unfused, "recompute": "full", **changes})
 
 
 def _megatron(row: Mapping[str, str]) -> Training:
@@ -267,10 +243,9 @@ def _selective(row: Mapping[str, str]) -> Training:
 
 
 def _mosaic(row: Mapping[str, str]) -> Training:
-    layers, hidden, heads = _MPT[row["model"].removeprefix("MPT-")]
     return _training(
         row,
-        Architecture(layers=layers, hidden=hidden, heads=heads, vocabulary=50368, positions=int(row["seq"])),
+        _named(row, positions=int(row["seq"])),
         ParallelLayout(dp=int(row["gpus"]), sharding="fsdp"),
         recompute="full" if row["recompute"] == "full" else "none",
         gradient_bytes=2,
