@@ -106,7 +106,25 @@ def test_every_source_is_a_method_of_the_judge() -> None:
     assert all(getattr(Judge, name) is judged for name, judged in program.SOURCES.items())
 
 
-@pytest.mark.parametrize("name", ["deepseekv2", "deepseekv3", "DeepSeekV3", "llama3-70b"])
-def test_models_are_known_by_the_names_of_their_sources(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("deepseekv2", "deepseek-v2"),
+        ("DeepSeekV3", "deepseek-v3"),
+        ("DeepSeekV3 (w/ MTP)", "deepseek-v3"),
+        ("Llama-3.1-70B", "llama3-70b"),
+        ("LLAMA3.1_405B", "llama3-405b"),
+        ("llama3-70b", "llama3-70b"),
+        ("GPT OSS 120B", "gpt-oss-120b"),
+        ("MPT-760m", "mpt-760m"),
+    ],
+)
+def test_models_are_known_by_the_names_of_their_sources(name: str, known: str) -> None:
     row = dict.fromkeys(COLUMNS.split(","), "") | {"source": "simumax-b200", "model": name, "seq": "4096"}
-    assert published._named(row).layers == published.MODELS[published._NAMES[name]]["layers"]
+    assert published._named(row) == published.Architecture(**published.MODELS[known])
+
+
+def test_a_model_with_more_in_brackets_is_another_one() -> None:
+    row = dict.fromkeys(COLUMNS.split(","), "") | {"model": "Qwen3_30B_a3B (tokendrop)"}
+    with pytest.raises(published.Undescribed, match="drops tokens"):
+        published._named(row)
