@@ -65,6 +65,7 @@ def serving_metrics(requests: Sequence[Request], limits: Mapping[str, int]) -> d
         **metrics,
         "hit_share": sum(request.hits or 0 for request in requests) / metrics["total_input_tokens"],
         "preemptions": sum(request.preemptions for request in requests),
+        "surplus_tokens": sum(max(0, len(request.token_ns) - request.output) for request in requests),
         "queue_grows": _growth_message(served["arrival"].to_numpy(), served["first"].to_numpy()),
         "short_run": _short_message(served["arrival"], metrics["mean_e2el_ms"]),
     }

@@ -222,6 +222,9 @@ def serving_section(report: Mapping[str, Any]) -> Section:
         f"{percent(report['hit_share'])} of prompt tokens were in the cache{pulled}; "
         f"{format_count(report['preemptions'], 'preemption')}"
     )
+    if surplus := report["surplus_tokens"]:
+        why = "after a preemption this batcher counts a request's tokens from 0 again, as Sarathi-Serve does"
+        lines.append(f"{surplus:,} of the tokens are more than was asked for: {why}")
     metrics = [
         {"latency": name, **{stat: _ms(report[f"{stat}_{name}_ms"]) for stat in STATS}} for name in METRICS
     ]

@@ -24,7 +24,7 @@ from scenarios.report.compare import Comparison
 from scenarios.run.execute import Result, run_scenario
 from scenarios.run.load import read_scenario
 from scenarios.serving.engine import Serve
-from scenarios.serving.serving_report import Lateness
+from scenarios.serving.serving_report import Lateness, serving_section
 from scenarios.serving.step_cost import GRAPH_SIZES, ModelStep, TableStep, interpolate
 from scenarios.variants.optimum import find_optimum
 from scenarios.workloads.calibrations import named_calibration
@@ -144,6 +144,18 @@ def test_a_prompt_that_no_step_may_hold_ends_the_run(come: dict[str, Any]) -> No
     serving = {**LINEAR, "requests": {**come, "prompt": 20, "output": 5, "count": 9}}
     with pytest.raises(StuckError, match="r0, has 20 tokens to compute at once: a step may have fewer"):
         run(serving, {"name": "vllm-v0", "max_num_batched_tokens": 10})
+
+
+@pytest.mark.parametrize(("batcher", "surplus"), [("vllm-v0", 13), ("vllm-0.19", 0)])
+def test_tokens_that_nobody_asked_for_are_told(batcher: str, surplus: int) -> None:
+    """At 33 tokens each needs a third block, of five; the second, with 13 outputs, begins again."""
+    requests = {"in_flight": 2, "prompt": 20, "output": 20, "count": 2}
+    found = run({**LINEAR, "kv": {"blocks": 5 + (not surplus)}, "requests": requests}, {"name": batcher})
+    told = found.summary["serving"]
+    assert (told["preemptions"], told["surplus_tokens"]) == (1, surplus)
+    assert told["total_output_tokens"] == 2 * 20 + surplus
+    lines = [line for line in serving_section(told).lines if "more than was asked for" in line]
+    assert [line.split()[0] for line in lines] == ["13"] * (surplus > 0)
 
 
 def test_drafts_that_nobody_accepts_are_told() -> None:
