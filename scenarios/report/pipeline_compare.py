@@ -92,6 +92,7 @@ def pareto(results: Sequence[Result], ax: Axes | None = None) -> Axes:
         (float(result.trace.makespan_ns), float(size)) for result, size in zip(results, memory, strict=True)
     ]
     scale = scale_time(ax, max((int(time) for time, _ in points), default=1))
+    ax.autoscale(axis="x")  # not from 0
     unit, word = byte_unit(max(memory)) if sized else (1, "")
     best = front(points)
     xs, peaks_on_front = [points[i][0] / scale for i in best], [points[i][1] / unit for i in best]

@@ -121,11 +121,10 @@ def timeline(lives: Mapping[str, Life]) -> Figure:
         grid.set_height_ratios(heights)
     kinds = set()
     for (name, run_bars), ax in zip(bars.items(), axes, strict=True):
-        scale = scale_time(ax, end_ns)
+        scale_time(ax, end_ns)
         draw_bars(ax, run_bars, _COLOURS, end_ns)
         ax.set_yticks(range(len(run_bars.lanes)), run_bars.lanes, fontsize=7, parse_math=False)
         ax.set_ylim(len(run_bars.lanes) - 0.5, -0.5)
-        ax.set_xlim(0, end_ns / scale)
         plain(ax, f"{name}: goodput {100 * lives[name].goodput:.1f}%")
         ax.label_outer()
         kinds |= {run_bars.kinds[kind] for kind in np.unique(run_bars.kind)}

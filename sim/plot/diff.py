@@ -90,7 +90,6 @@ def diff_gantt(differences: Differences) -> Figure:
         draw_bars(ax, bars.pack(end_ns), _COLOURS, end_ns)
         name_lanes(ax, lanes, 72 * _LANE_INCHES)
         _names(ax, schedule, bars, end_ns)
-        ax.set_xlim(0, end_ns / scale)
         plain(ax, f"{letter}  {schedule.title}: {time_text(schedule.makespan_ns, end_ns)}", "x")
         ax.axvline(schedule.makespan_ns / scale, color=ink(), linewidth=0.8, linestyle=":")
         if d.first is not None:

@@ -123,13 +123,35 @@ def time_text(ns: int, longest_ns: int) -> str:
 
 
 def scale_time(ax: Axes, longest_ns: int) -> int:
-    """Label the x axis of `ax` in the best unit, with round steps; return the ns in that unit."""
+    """Let the x axis show a time in the best unit, with round steps; return the ns in that unit."""
     from matplotlib.ticker import MaxNLocator
 
     ns, name = time_unit(longest_ns)
-    ax.set_xlabel(f"time ({name})")
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=ns == 1))
+    show_x(ax, f"time ({name})", longest_ns / ns)
+    root = ax.get_figure(root=True)
+    assert root is not None
+    nbins = min(10, max(2, int(1.25 * root.get_figwidth())))  # numbers must not touch in a narrow column
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=nbins, steps=[1, 2, 5, 10], integer=ns == 1))
     return ns
+
+
+def show_x(ax: Axes, label: str, right: float) -> None:
+    """Let the x axis show a quantity from 0 to `right`; if others share it, up to the largest of theirs.
+
+    Raises
+    ------
+    InputError
+        They show another quantity or unit, so that one of them would be wrong.
+    """
+    siblings = ax.get_shared_x_axes().get_siblings(ax)
+    labelled = [other for other in siblings if other is not ax and other.get_xlabel()]
+    if wrong := [other.get_xlabel() for other in labelled if other.get_xlabel() != label]:
+        raise InputError(
+            f"these axes share their x axis with others, which show {wrong[0]!r} and not {label!r}: draw "
+            "each in a figure of its own, or several traces with compare_gantt"
+        )
+    ax.set_xlabel(label)
+    ax.set_xlim(0, max([right, *(other.get_xlim()[1] for other in labelled)]))
 
 
 def elide(name: str, limit: int = _LONGEST_NAME) -> str:

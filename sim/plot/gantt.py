@@ -140,7 +140,6 @@ def _draw(
     cut = tasks.select(np.flatnonzero(trace.status[tasks.row]))
     if len(cut):
         ax.plot(cut.end / scale, cut.lane, "X", color=ink(), markeredgecolor=paper(), clip_on=False)
-    ax.set_xlim(0, end_ns / scale)
     title, *others = notes
     plain(ax, "; ".join(part for part in (title, _CUT if len(cut) else "", *others) if part), "x")
 

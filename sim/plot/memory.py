@@ -447,7 +447,6 @@ def draw_strip(ax: Axes, strip: Strip, colours: Mapping[str, str], top_bytes: in
     # Across, as a long name is wider than the strip is high
     name = f"{elide(strip.device)}\n({unit_name})"
     ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, parse_math=False)
-    ax.set_xlim(0, until_ns / scale)
     ax.set_ylim(0, 1.35 * top_bytes / unit)  # room for the peak's label
     ax.locator_params(axis="y", nbins=3)
     ax.tick_params(axis="y", labelsize=7)

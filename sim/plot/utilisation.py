@@ -17,7 +17,7 @@ from sim.explain.idle import REASONS, idle_reasons
 from sim.explain.time_use import WORD_OF_REASON, time_use
 from sim.machine.device import CostModel, Device
 from sim.plot.bar_polygons import name_lanes, points_of
-from sim.plot.figure import axes_or_new, elide, scale_time
+from sim.plot.figure import axes_or_new, elide, scale_time, show_x
 from sim.plot.legend import SLICES, add_legend, entries_of
 from sim.plot.theme import OKABE_ITO, colour_of, hatches, ink, is_dark, is_print, paper, plain, shade
 from sim.record.record import Record
@@ -74,8 +74,7 @@ def utilisation(trace: Record, ax: Axes | None = None, *, title: str | None = No
             ax.barh(range(len(names)), share, 0.7, left, label=part, **look)
         left = [a + b for a, b in zip(left, share, strict=True)]
     name_lanes(ax, names, points_of(ax, len(names))[1])
-    ax.set_xlim(0, 100)
-    ax.set_xlabel("share of the makespan (%)")
+    show_x(ax, "share of the makespan (%)", 100)
     plain(ax, title)
     add_legend(ax, alone=True)
     return ax
@@ -140,7 +139,6 @@ def link_heat_map(
     names = [f"{elide(load.link)}  {100 * load.mean:.1f} %" for load in links]
     ax.set_yticks(range(len(links)), names, fontsize=8, parse_math=False)
     ax.set_ylim(len(links) - 0.5, -0.5)
-    ax.set_xlim(0, end_ns / scale)
     note = f"not shown: {format_count(left_out, 'link')} used less" if left_out else ""
     plain(ax, "; ".join(part for part in (title, note) if part))
     figure = ax.get_figure(root=True)

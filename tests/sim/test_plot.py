@@ -22,7 +22,7 @@ from devices.network import make_network
 from policies.issue.ready_queue import ReadyQueue
 from sim import Device, GraphBuilder, Job, Link, Machine, Trace, simulate
 from sim.base.errors import InputError, UnknownNameError
-from sim.plot import compare_gantt, gantt, memory, save, utilisation
+from sim.plot import compare_gantt, gantt, memory, new_figure, save, utilisation
 from sim.plot.bar_polygons import points_of
 from sim.plot.bars import arrows_of, bars_of
 from sim.plot.figure import time_unit
@@ -468,3 +468,28 @@ def test_ticks_are_round_and_whole_nanoseconds() -> None:
     assert compare_gantt(days).axes[0].get_title(loc="left") == "40 d"
     short = compare_gantt({"short": _pipeline("a"), "long": days}).axes[0]
     assert short.get_title(loc="left") == "short: 10 ns"
+
+
+def test_charts_on_one_axis_show_all_of_both_or_are_refused() -> None:
+    long, short, other = two_streams(), two_streams(["conv"]), two_streams(ns=10**8)
+    for first, second in ((long, short), (short, long)):
+        _, axes = new_figure(2)
+        for trace, ax in zip((first, second), axes, strict=True):
+            gantt(trace, ax)
+        assert {ax.get_xlim() for ax in axes} == {(0, long.makespan_ns / 1000)}
+    for trace, draw in ((long, lambda ax: utilisation(long, ax)), (other, lambda ax: gantt(long, ax))):
+        _, (above, below) = new_figure(2)
+        gantt(trace, above)
+        with pytest.raises(
+            InputError, match=r"share their x axis with others, which show 'time \((us|ms)\)'"
+        ):
+            draw(below)
+
+
+@pytest.mark.parametrize(("width", "most"), [(12.0, 10), (3.4, 4)])
+def test_a_narrow_chart_has_fewer_numbers(width: float, most: int) -> None:
+    _, [ax] = new_figure(width=width)
+    gantt(two_streams(), ax)
+    low, high = ax.get_xlim()
+    assert len([tick for tick in ax.get_xticks() if low <= tick <= high]) <= most + 1
+    assert len(ax.get_xticks()) > most // 2
