@@ -57,9 +57,7 @@ class Sheet(NamedTuple):
 
 SHEETS: Final[Mapping[str, Sheet]] = {
     "A100": Sheet("a100-sxm-80", 300, 25, 0.68),
-    "a100_80gb": Sheet("a100-sxm-80", 300, 25, 0.68),
-    "a100_40gb": Sheet("a100-sxm-40", 300, 25, 0.68),
-    "h100_80gb": Sheet("h100-sxm", 450, 50, 0.73),
+    "A100_40GB": Sheet("a100-sxm-40", 300, 25, 0.68),
     "H100": Sheet("h100-sxm", 450, 50, 0.73),
     "H200": Sheet("h200-sxm", 450, 50, 0.73),
     "B200": Sheet("b200-sxm", 900, 50),
@@ -72,7 +70,7 @@ SHEETS: Final[Mapping[str, Sheet]] = {
 def _sheet_of(hardware: str) -> tuple[Sheet, str]:
     """Return the sheet of a GPU in a precision (``h100_80gb bf16``), and the precision."""
     gpu, _, precision = hardware.rpartition(" ")
-    of = next(SHEETS[name] for name in sorted(SHEETS, key=len, reverse=True) if gpu.startswith(name))
+    of = next(SHEETS[name] for name in sorted(SHEETS, key=len, reverse=True) if gpu.upper().startswith(name))
     return of, {"fp4": "nvfp4"}.get(precision, precision)
 
 

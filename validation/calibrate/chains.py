@@ -68,6 +68,11 @@ def spans_ns(seen: Observation) -> IntArray:
     return tasks["end_ns"] - tasks["start_ns"]
 
 
+def warm_ns(case: Case, seen: Observation) -> dict[str, list[float]]:
+    """Return the durations of a chain's ops on threads once it is warm, by the name of the case."""
+    return {case.name: spans_ns(seen)[DROPPED:].tolist()}
+
+
 def sampled(case: Case, seen: Observation) -> dict[str, list[float]]:
     """Return the samples of a run: its makespan, by the name of the case, and the times between its ops.
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from validation.calibrate.chains import DROPPED, LENGTH, block_case, chain, spans_ns
+from validation.calibrate.chains import LENGTH, block_case, chain, warm_ns
 from validation.calibrate.gpu_costs import REPEATS, bare
-from validation.calibrate.session import Samples, Session
-from validation.cases.case import Case
+from validation.calibrate.session import Session
 from validation.cases.tables import GRID
 from validation.real.measured_kernels import HOLDS_HOST, kernel_axes
-from validation.real.work import Observation
 
 
 def durations(session: Session) -> None:
@@ -43,9 +41,5 @@ def _durations(session: Session, kind: str) -> None:
         if measured:
             session.table(kind, axes, "warm", measured, along="repeat")
         return
-
-    def read(case: Case, seen: Observation) -> Samples:
-        return {case.name: spans_ns(seen)[DROPPED:].tolist()}
-
-    found = session.block(f"durations of {kind}", list(cases.values()), read)
+    found = session.block(f"durations of {kind}", list(cases.values()), warm_ns)
     session.table(kind, axes, "warm", {size: found[case.name] for size, case in cases.items()})

@@ -17,7 +17,6 @@ from typing import Final
 import numpy as np
 
 from validation.calibrate.chains import (
-    DROPPED,
     LENGTH,
     ROUNDS,
     block_case,
@@ -25,6 +24,7 @@ from validation.calibrate.chains import (
     in_turn,
     sampled,
     spans_ns,
+    warm_ns,
 )  # fmt: skip
 from validation.calibrate.session import Samples, Session
 from validation.cases.case import Case, CaseOp
@@ -140,10 +140,6 @@ def reads(session: Session) -> None:
             for i in range(LENGTH)
         ]
         cases.append(block_case(name, ops, {"cpu0": {"workers": 1}}, policy={"name": "in-order"}))
-
-    def read(case: Case, seen: Observation) -> Samples:
-        return {case.name: spans_ns(seen)[DROPPED:].tolist()}
-
-    rounds = [session.block("reads", cases, read) for _ in range(ROUNDS)]
+    rounds = [session.block("reads", cases, warm_ns) for _ in range(ROUNDS)]
     one_ns = [float(np.median(found["two"]) - np.median(found["none"])) / 2 for found in rounds]
     session.keep({"read_ns": [float(np.median(one_ns)) if min(one_ns) > 0 else 0.0]})
