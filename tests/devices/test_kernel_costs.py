@@ -473,6 +473,18 @@ def test_which_depthwise_convolutions_in_fp16_pytorch_leaves_to_cudnn(
     assert (half != native) == cudnn
 
 
+def test_norms_in_16_bits_take_more_of_a_memory_that_has_less_for_each_sm() -> None:
+    """Measured on A100 and H100, whose SMs bound them: a third of DRAM's rate. Unmeasured GPUs with less DRAM
+    for an SM's cycle reach more, those with more of it the same share.
+    """
+    shares = {}
+    for gpu, rate in (("h100-sxm", 3350), ("h200-sxm", 4800), ("rtx-3090", 936), ("rtx-4090", 1008)):
+        ns = ns_of("layer_norm", "fp16", gpu, {"rows": 2**18, "columns": 1024})
+        shares[gpu] = 4 * 2**28 / ns / rate
+    assert 0.28 < shares["h200-sxm"] < shares["h100-sxm"] < 0.37
+    assert 0.55 < shares["rtx-3090"] < shares["rtx-4090"] < 0.9
+
+
 def test_a_strided_depthwise_gradient_by_the_input_tries_every_tap_at_each_of_its_numbers() -> None:
     sizes = {**PLAIN, "batch": 64, "in_channels": 128, "out_channels": 128, "group": 128}
     whole, half = (sizes | {"strides": [step, step]} for step in (1, 2))
