@@ -17,7 +17,8 @@ from typing import Any, Final
 
 _OF_8_BITS: Final = ("fp8", "bf16", "fp16", "fp32")
 _OF_4_BITS: Final = ("nvfp4", "mxfp4", *_OF_8_BITS)
-_INT8: Final = ("qint8", "char", "signed char", "s8")
+_INT8: Final = ("qint8", "char", "signed char", "s8", "uint8", "quint8", "byte", "unsigned char", "u8")
+"""Matrix units multiply both, and mixed: PTX's mma has .s8 and .u8."""
 _FLOAT8: Final = tuple(
     f"float8{joined}{form}"
     for form in ("e4m3", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0", "e8m0fnu")
@@ -33,7 +34,6 @@ DTYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "int64": {"bits": 64, "bytes": 8, "index": True, "also": ("long", "long int", "s64")},
     "uint2": {"bits": 2},
     "uint4": {"bits": 4, "also": ("u4",)},
-    "uint8": {"bits": 8, "bytes": 1, "also": ("quint8", "byte", "unsigned char", "u8")},
     "uint16": {"bits": 16, "bytes": 2, "index": True, "also": ("u16",)},
     "uint32": {"bits": 32, "bytes": 4, "index": True, "also": ("u32",)},
     "uint64": {"bits": 64, "bytes": 8, "index": True, "also": ("u64",)},

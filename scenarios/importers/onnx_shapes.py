@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +50,7 @@ class _Model(NamedTuple):
     graph: Any
     versions: dict[str, int]
     extras: Extras
-    declare: bool
+    sizes: dict[str, int] | None  # of dimensions with a name; None: shapes that the file states do not hold
 
 
 def infer(
@@ -74,13 +75,18 @@ def infer(
         is baked into the model in a way that cannot be undone; the node is named.
     """
     versions = {opset.domain: opset.version for opset in model.opset_import}
-    shared = _Model(model.graph, versions, extras or {}, rebatch is None)
+    named: dict[str, int] = {}
+    for info in model.graph.input:
+        if info.name in inputs:
+            dims = zip(info.type.tensor_type.shape.dim, inputs[info.name].shape, strict=True)
+            named |= {dim.dim_param: size for dim, size in dims if dim.dim_param}
+    shared = _Model(model.graph, versions, extras or {}, named if rebatch is None else None)
     return _infer_graph(model.graph, {"": Value(0, (0,)), **inputs}, rebatch, shared, "")
 
 
 def _infer_graph(graph: Any, values: Values, rebatch: Rebatch | None, shared: _Model, path: str) -> Scope:
     """Return the scope of `graph`; `values` are its inputs and the values of the graphs around it."""
-    declared = _declared_shapes(graph) if shared.declare else {}
+    declared = {} if shared.sizes is None else _declared_shapes(graph, shared.sizes)
     scope = Scope(values)
     for tensor in graph.initializer:
         values[tensor.name] = _initializer(tensor)
@@ -178,19 +184,21 @@ def _infer_node(node: Any, inputs: Values, versions: dict[str, int]) -> Values:
     return {name: value for name, kind in inferred.items() if (value := _read_type(kind)) is not None}
 
 
-def _read_type(kind: Any) -> Value | None:
-    """Return the value described by a ``TypeProto``, or None if a dimension is open."""
+def _read_type(kind: Any, named: Mapping[str, int] = MappingProxyType({})) -> Value | None:
+    """Return the value described by a ``TypeProto``, or None if a dimension is open and its name unknown."""
     tensor = kind.tensor_type
     if not kind.HasField("tensor_type") or not tensor.HasField("shape"):
         return None
-    if not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-        return None
-    return Value(tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
+    dims = tensor.shape.dim
+    shape = [dim.dim_value if dim.HasField("dim_value") else named.get(dim.dim_param) for dim in dims]
+    return (
+        None if None in shape else Value(tensor.elem_type, tuple(size for size in shape if size is not None))
+    )
 
 
-def _declared_shapes(graph: Any) -> Values:
+def _declared_shapes(graph: Any, named: Mapping[str, int]) -> Values:
     """Return the shapes that the file states, for operators unknown to ONNX."""
-    stated = {info.name: _read_type(info.type) for info in [*graph.value_info, *graph.output]}
+    stated = {info.name: _read_type(info.type, named) for info in [*graph.value_info, *graph.output]}
     return {name: value for name, value in stated.items() if value is not None}
 
 

@@ -194,7 +194,7 @@ def test_data_type_names() -> None:
         "fp32": ("float32", "FLOAT", "torch.float32", "np.float32", "f32"),
         "fp16": ("half", "Float16"),
         "bf16": ("bfloat16", "BF16"),
-        "int8": ("int8", "INT8"),
+        "int8": ("int8", "INT8", "uint8", "torch.quint8"),
     }.items():
         assert {dtype_name(spelling) for spelling in spellings} == {name}
 

@@ -522,6 +522,18 @@ def test_unknown_operators_are_counted_by_a_scenario_that_says_so(tmp_path):
         assert load_scenario(path).graph.bytes_read.tolist() == [252]
 
 
+@pytest.mark.filterwarnings("ignore:counted by their bytes")
+def test_operators_of_runtimes_have_the_shapes_that_the_file_states():
+    """In the batch that is asked for, as ONNX Runtime leaves them in models that it has optimised."""
+    made = model([("Relu", ["h"], ["y"], {})], [("x", FLOAT, ["N", 64])], [("y", FLOAT, ["N", 32])])
+    made.graph.node.insert(0, helper.make_node("FusedMatMul", ["x"], ["h"], domain="com.microsoft"))
+    with pytest.raises(InputError, match=r"reads 'h', which node .* in a shape not known before the run"):
+        import_onnx(made, batch=4, unknown="bytes")
+    made.graph.value_info.append(helper.make_tensor_value_info("h", FLOAT, ["N", 32]))
+    graph = import_onnx(made, batch=4, unknown="bytes")
+    assert graph.bytes_written.tolist() == [4 * 4 * 32] * 2
+
+
 def test_choosing_and_ordering():
     """Comparisons of n = 2 * 6 elements: a heap of 2 has two levels; sorting takes 12 * 4 + 11."""
     nodes = [("TopK", ["x", "k"], ["v", "i"], {})]
