@@ -268,7 +268,7 @@ def _exposed_lines(f: DerivedColumns) -> list[str]:
         parts = ", ".join(f"{part} {format_duration(ns)}" for part, ns in by_part)
         lines.append(f"  {_pad_names(names)} {total:>10}  {parts}")
     alone = graph.is_kind(*COMMUNICATION - {"copy", "transfer"}) & ~f.job.meets
-    if groups and alone[[*graph.attribute("stream")]].any():
+    if groups and alone[[*graph.attribute("kernel")]].any():
         lines.append(
             "  collectives recorded on one rank alone: what they waited for other ranks is in bandwidth"
         )

@@ -402,9 +402,10 @@ def test_branches_and_loops_are_explained(trips: int, outcome: bool) -> None:
 )
 def test_what_is_exposed_has_its_name(kind: str, title: str) -> None:
     b = GraphBuilder("moves")
-    b.op("a", kind=kind, duration_ns=100)
-    trace = simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue())
-    assert f"\nExposed {title}\n  gpu0" in explain_text(trace)
+    b.op("a", kind=kind, duration_ns=100, attributes={"stream": 0})
+    text = explain_text(simulate(b.build(), Machine((Device("gpu0"),)), ReadyQueue()))
+    assert f"\nExposed {title}\n  gpu0" in text
+    assert "recorded" not in text, "written by hand, it has no other ranks"
 
 
 def test_nothing_takes_no_time_to_explain() -> None:
