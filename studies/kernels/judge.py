@@ -36,7 +36,7 @@ NEAR: Final = {
     "blackwell": ("hopper",),
 }
 """GPUs whose rows an unmeasured generation takes."""
-MOST: Final = 5000  # rows per GPU for judging and for fitting: all 38,000 would take hours
+MOST: Final = 5000  # rows per GPU with which GPUs left out are fitted and judged
 NEUSIGHT: Final = {"bmm": 0.138, "linear": 0.139, "elementwise": 0.193, "softmax": 0.139, "layer_norm": 0.567}
 """Published errors on GPUs left out (H100, L4, A100 80GB PCIe; ASPLOS 2025)."""
 
@@ -210,7 +210,7 @@ def added_width(every: Sequence[Borrowed], table: str, *, far: bool, but: str = 
 
 
 def sampled(table: Table) -> Table:
-    """Return a table reduced to the rows to judge."""
+    """Return a table reduced to the rows with which GPUs left out are judged."""
     rng = np.random.default_rng(11)
     return replace(table, rows={g: drawn([table.part(g)], MOST, rng)[0][0] for g in table.rows})
 
@@ -236,30 +236,36 @@ def moved_error(table: Table, gpu: str, model: Model, count: int) -> float:
     return float(np.mean(found)) if found else np.nan
 
 
+def score(model: Model, rows: Rows, sheet: Sheet) -> tuple[float, float]:
+    """Return the error on rows, and the share of them inside the interval."""
+    ns, width = predicted(model, rows, sheet)
+    return error(ns, rows.ns), float(np.mean(np.abs(np.log(ns / rows.ns)) <= width))
+
+
+def errors_when_measured(table: Table, gpu: str) -> tuple[float, ...]:
+    """Return the errors of a GPU whose rows are fitted, all but those judged, in the order of `HEAD`."""
+    rows, sheet = table.part(gpu)
+    fifth, layers = held(len(rows.ns)), held_layers(rows)
+    by_layer = [score(own(table, gpu, rows.take(~out)), rows.take(out), sheet) for out in layers]
+    picked, near = local_regression(rows.take(~fifth), rows.take(fifth), table.logs)
+    return (
+        error(roofline_ns(table.family.work(rows.sizes, sheet, table.dtype), sheet), rows.ns),
+        error(near, rows.take(fifth).ns[picked]),
+        *score(own(table, gpu, rows.take(~fifth)), rows.take(fifth), sheet),
+        *np.average(by_layer, axis=0, weights=[out.sum() for out in layers]),
+    )
+
+
 def judge(table: Table) -> Iterator[Line]:
-    """Return the errors of each GPU of a table."""
-    table = sampled(table)
-    left = without(table)
-    for gpu in table.rows:
-        (rows, sheet), other = table.part(gpu), left.get(gpu)
-
-        def score(model: Model, asked: Rows, sheet: Sheet = sheet) -> tuple[float, float]:
-            ns, width = predicted(model, asked, sheet)
-            return error(ns, asked.ns), float(np.mean(np.abs(np.log(ns / asked.ns)) <= width))
-
-        fifth, layers = held(len(rows.ns)), held_layers(rows)
-        by_layer = [score(own(table, gpu, rows.take(~out)), rows.take(out)) for out in layers]
-        picked, near = local_regression(rows.take(~fifth), rows.take(fifth), table.logs)
-        after = (np.nan, np.nan)
-        if other is not None:
-            after = moved_error(table, gpu, other.sure, 20), moved_error(table, gpu, other.sure, 200)
-        errors = (
-            error(roofline_ns(table.family.work(rows.sizes, sheet, table.dtype), sheet), rows.ns),
-            error(near, rows.take(fifth).ns[picked]),
-            *score(own(table, gpu, rows.take(~fifth)), rows.take(fifth)),
-            *np.average(by_layer, axis=0, weights=[out.sum() for out in layers]),
-            np.nan if other is None else score(other.model, rows)[0],
-        )
+    """Return the errors of each GPU of a table; as one that was not measured, on some of its rows."""
+    some = sampled(table)
+    left = without(some)
+    for gpu, rows in table.rows.items():
+        apart, after = np.nan, (np.nan, np.nan)
+        if (other := left.get(gpu)) is not None:
+            apart = score(other.model, *some.part(gpu))[0]
+            after = moved_error(some, gpu, other.sure, 20), moved_error(some, gpu, other.sure, 200)
+        errors = (*errors_when_measured(table, gpu), apart)
         yield Line(table.name, gpu, table.dtype, len(rows.ns), errors, after, other)
 
 
