@@ -209,7 +209,8 @@ def language_tables(data: Path) -> Iterator[Table]:
     )  # fmt: skip
     d = pd.concat([_read(here / "moe.csv.gz").assign(dtype="bf16"), low], ignore_index=True)
     for dtype, each in _bf16(d).groupby("dtype"):
-        yield _table("moe", str(dtype), "moe", each, MOE_SIZES, "hidden intermediate topk experts")
+        family = "moe_low_bits" if dtype in ("fp8", "nvfp4") else "moe"
+        yield _table("moe", str(dtype), family, each, MOE_SIZES, "hidden intermediate topk experts")
     mamba = _read(here / "mamba2.csv.gz", batch_size="batch")
     mamba["channels"] = mamba.nheads * mamba.head_dim + 2 * mamba.n_groups * mamba.d_state
     delta = _read(here / "gdn.csv.gz", batch_size="batch", num_v_heads="heads")
