@@ -75,8 +75,9 @@ DURATION = Dimension(
         "s": Fraction(10**9),
         "min": Fraction(60 * 10**9),
         "h": Fraction(3600 * 10**9),
+        "d": Fraction(24 * 3600 * 10**9),
     },
-    "ns, us, ms, s, min, h, as in '10us'",
+    "ns, us, ms, s, min, h, d, as in '10us'",
     rounds=True,
 )
 BYTES = Dimension(
@@ -188,7 +189,7 @@ def parse_duration(value: object, *, what: str = "duration") -> int:
     (1500000, 10000, 0)
     >>> parse_duration(10)
     Traceback (most recent call last):
-    sim.base.errors.UnitError: duration: 10 has no unit; accepted: ns, us, ms, s, min, h, as in '10us'
+    sim.base.errors.UnitError: duration: 10 has no unit; accepted: ns, us, ms, s, min, h, d, as in '10us'
     """
     return _parse(value, DURATION, what)
 

@@ -90,7 +90,7 @@ def test_units_are_read_where_a_parameter_has_one(tmp_path: Path, odd: None) -> 
         ("", "policy: odd needs the option 'needed'"),
         (
             ", needed: x, timeout: 3",
-            "policy.timeout: 3 has no unit; accepted: ns, us, ms, s, min, h, as in '10us'",
+            "policy.timeout: 3 has no unit; accepted: ns, us, ms, s, min, h, d, as in '10us'",
         ),
         (
             ", needed: x, timeout_ns: 3",

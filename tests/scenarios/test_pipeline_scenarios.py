@@ -383,7 +383,7 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
         (in_pipeline(backward="1ms"), "backward is 1000000 ns, and input_grad and weight_grad add up to"),
         (
             in_pipeline(backward="[1ms, 2ms]"),
-            "is not a quantity; accepted: ns, us, ms, s, min, h, as in '10us'",
+            "is not a quantity; accepted: ns, us, ms, s, min, h, d, as in '10us'",
         ),
         (in_pipeline(bakward="1ms"), "no such key; did you mean 'backward'?"),
         (

@@ -39,6 +39,7 @@ whole = st.integers(0, 2**63 - 1)
         (parse_duration, " 1.5 ms ", 1_500_000),
         (parse_duration, "2min", 120_000_000_000),
         (parse_duration, "1h", 3_600_000_000_000),
+        (parse_duration, "1.5d", 129_600_000_000_000),
         (parse_duration, "3ns", 3),
         (parse_duration, "1e-3s", 1_000_000),
         (parse_duration, ".5us", 500),
