@@ -99,7 +99,7 @@ def read_fields(spec: object, fields: Mapping[str, Field], *path: str | int) -> 
     >>> read_fields({"gap": 1500}, DEVICE_FIELDS, "gpu0")
     Traceback (most recent call last):
         ...
-    sim.base.errors.UnitError: gpu0.gap: 1500 has no unit; accepted: ns, us, ms, s, min, h, as in '10us'
+    sim.base.errors.UnitError: gpu0.gap: 1500 has no unit; accepted: ns, us, ms, s, min, h, d, as in '10us'
     """
     with error_path(*path):
         keys = read_mapping(spec)
