@@ -68,6 +68,18 @@ def plain_settings(settings: Iterable[str], example: str) -> dict[str, Any]:
     return values
 
 
+_NO_POLICIES: Final[Mapping[str, str]] = {
+    "sim.runtimes": "a runtime: policy: {runtime: NAME}",
+    "sim.placements": "a placement: policy: {name: in-order, placement: NAME}",
+    "sim.linearizers": "a program order: policy: {name: in-order, linearize: NAME}",
+    "sim.streams": "a stream assignment: policy: {name: in-order, streams: NAME}",
+    "sim.rewrites": "a rewrite: policy: {name: in-order, compile: [NAME]}",
+    "sim.pipelines": "a pipeline schedule, of workload.pipeline and workload.train",
+    "sim.batchers": "a batcher, of workload.serving",
+}
+"""Entry points that are named where a policy belongs -> what they are."""
+
+
 @dataclass(frozen=True)
 class Document:
     """The YAML tree of a scenario, and its file.
@@ -193,8 +205,9 @@ class Document:
         loc = self.place_of(loc, *error.path[:1])
         if isinstance(error, UnknownNameError):
             near = hint(error.name, error.known)
-            if error.what == "policy" and error.name in names("sim.runtimes"):
-                near = f"; it is a runtime: policy: {{runtime: {error.name}}}"
+            if error.what == "policy":
+                found = (text for group, text in _NO_POLICIES.items() if error.name in names(group))
+                near = next((f"; it is {text.replace('NAME', error.name)}" for text in found), near)
             return self.error((*loc, *error.path), f"unknown {error.what} {error.name!r}{near}")
         return self.error((*loc, *error.path), error.message, key=isinstance(error, UnknownOptionError))
 
