@@ -286,7 +286,8 @@ def warn_of_unsized_tensors(job: Job, *, in_memory: bool) -> None:
         more = f" and {format_count(len(unsized) - 1, 'other tensor')}" if len(unsized) > 1 else ""
         where = "in memory and transfers" if in_memory else "in transfers"
         warnings.warn(
-            f"{name}{more}: no size is given (output: 32MiB), so 0 bytes count {where}", stacklevel=2
+            f"{name}{more}: 0 bytes count {where}, though computed; give a size, as in output: 32MiB",
+            stacklevel=2,
         )
 
 

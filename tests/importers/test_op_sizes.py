@@ -526,7 +526,7 @@ workload: {{ops: {{a: {{device: gpu0, {op}}}, b: {{device: {reader}, inputs: [a]
 policy: in-order
 {memory}
 """
-    message = rf"^'a': no size is given \(output: 32MiB\), so 0 bytes count {told}$"
+    message = rf"^'a': 0 bytes count {told}, though computed; give a size, as in output: 32MiB$"
     with pytest.warns(UserWarning, match=message) if told else nullcontext():
         job_of(read_scenario(text).case())
 
