@@ -178,9 +178,8 @@ def generate(
     schedule = _family(name)(**sizes, **values)
     if not isinstance(schedule, Schedule):
         raise InputError(f"the pipeline schedule {name!r} should return a Schedule, not {schedule!r:.60}")
-    if not _family(name).__module__.startswith(
-        f"{__package__}."
-    ):  # of ours, tests check this, which takes long
+    # Tests validate those of this package, which takes long.
+    if not _family(name).__module__.startswith(f"{__package__}."):
         validate(schedule, **sizes)
     return with_recompute(schedule, checkpoint)
 
