@@ -117,11 +117,11 @@ class Document:
                 path = os.path.realpath(path)
                 root = read_yaml_text(json.dumps(as_scenario(path)), path, places=False)
                 return cls(root, Path(path), allowed=allowed)
-        name = Path(path).stem
-        ships = any((_PACKAGE / folder / f"{name}.yaml").exists() for folder in ("examples", "templates"))
-        if ships and not os.path.exists(path):  # named as in the documentation, outside a checkout
-            copy = f"`sim new {name}.yaml --template {name}` copies the one that ships"
-            raise InputError(f"{path}: no such file; {copy}")
+        if not os.path.exists(path):  # named as in the documentation, outside a checkout
+            name = Path(path).stem
+            if any((_PACKAGE / folder / f"{name}.yaml").exists() for folder in ("examples", "templates")):
+                copy = f"`sim new {name}.yaml --template {name}` copies the one that ships"
+                raise InputError(f"{path}: no such file; {copy}")
         return cls(_with_bases(read_yaml(path), Path(path), allowed.outside), Path(path), allowed=allowed)
 
     @classmethod

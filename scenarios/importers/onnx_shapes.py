@@ -17,7 +17,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,19 +180,18 @@ def _infer_node(node: Any, inputs: Values, versions: dict[str, int]) -> Values:
     except (shape_inference.InferenceError, checker.ValidationError, ValueError) as error:
         reason = " ".join(str(error).split()).rpartition(") ")[2]
         raise InputError(f"node {nodes.node_name(node)!r} ({node.op_type}): {reason or error}") from None
-    return {name: value for name, kind in inferred.items() if (value := _read_type(kind)) is not None}
+    return {name: value for name, kind in inferred.items() if (value := _read_type(kind, {})) is not None}
 
 
-def _read_type(kind: Any, named: Mapping[str, int] = MappingProxyType({})) -> Value | None:
+def _read_type(kind: Any, named: Mapping[str, int]) -> Value | None:
     """Return the value described by a ``TypeProto``, or None if a dimension is open and its name unknown."""
     tensor = kind.tensor_type
     if not kind.HasField("tensor_type") or not tensor.HasField("shape"):
         return None
     dims = tensor.shape.dim
-    shape = [dim.dim_value if dim.HasField("dim_value") else named.get(dim.dim_param) for dim in dims]
-    return (
-        None if None in shape else Value(tensor.elem_type, tuple(size for size in shape if size is not None))
-    )
+    if not all(dim.HasField("dim_value") or dim.dim_param in named for dim in dims):
+        return None
+    return Value(tensor.elem_type, tuple(named.get(dim.dim_param, dim.dim_value) for dim in dims))
 
 
 def _declared_shapes(graph: Any, named: Mapping[str, int]) -> Values:

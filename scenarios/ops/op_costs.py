@@ -271,16 +271,18 @@ def warn_of_unsized_tensors(job: Job, *, in_memory: bool) -> None:
         Names the first such tensor and the number of others.
     """
     graph = job.graph
-    works = (graph.flops > 0) | (graph.bytes_written > 0)
-    works[[op for op, sizes in graph.attributes.items() if graph.kind(op) in _RULES and sizes]] = True
-    works &= graph.longest_ns() == UNSET
     counted = np.full(len(graph.inputs.indices), in_memory)
     if any(link.bandwidth_bytes_per_s is not None for link in job.machine.links):
         counted |= crossing_reads(job)[0]
     read = np.zeros(len(graph.tensor_nbytes), np.bool_)
     read[graph.inputs.indices[counted]] = True
     unsized = np.flatnonzero(read & (graph.tensor_nbytes == 0) & (graph.tensor_producer != UNSET))
-    unsized = unsized[works[graph.tensor_producer[unsized]]]
+    if not len(unsized):
+        return
+    makers = graph.tensor_producer[unsized]
+    computed = (graph.flops[makers] > 0) | (graph.bytes_written[makers] > 0)
+    computed |= [bool(graph.attributes.get(op)) and graph.kind(op) in _RULES for op in makers.tolist()]
+    unsized = unsized[computed & (graph.longest_ns()[makers] == UNSET)]
     if len(unsized):
         name = repr(graph.tensor_name(int(unsized[0])))
         more = f" and {format_count(len(unsized) - 1, 'other tensor')}" if len(unsized) > 1 else ""

@@ -224,7 +224,9 @@ def _longest_on_path(trace: Trace) -> list[tuple[int, IntArray]]:
             total[op] += step.end_ns - step.start_ns
     longest: list[tuple[int, IntArray]] = []
     for op in sorted(total, key=lambda op: (-total[op], op)):
-        if len(longest) < MOST_OPS and not any(op in alike for _, alike in longest):
+        if len(longest) == MOST_OPS:
+            break
+        if not any(op in alike for _, alike in longest):
             longest.append((op, _on_all_ranks(trace, op)))
     return longest
 

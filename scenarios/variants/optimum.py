@@ -272,9 +272,7 @@ def find_optimum(
     trace = search.known.trace
     for case in list_schedules(base.case, job, placed):
         search.run(case)
-    least_ns = 0
-    if placed:
-        least_ns = bound_of_placed(base)
+    least_ns = bound_of_placed(base) if placed else 0
     memory = base.trace.memory is not None
     model = JobModel(job, policy, trace, placed=placed, memory=memory, least_ns=least_ns, objective=objective)
     bound = max(least_ns, model.least_ns) if model.is_makespan else 0
