@@ -209,8 +209,8 @@ def _build(name: str, values: Mapping[str, Any], origin: Origin, own_kinds: Coll
         raise InputError("this is one device; only a machine has several of a sort", path=("count",))
     kind = values["kind"]
     family = kind if kind in BUILDERS else "other"
-    # Of three letters, one may be wrong; tpu, ipu, dpu, ... are kinds of one's own.
-    likeness = 0.65 if len(kind) <= 3 and not kind.lower().endswith("pu") else 0.85
+    # Of three letters, one may be wrong; cu, tpu, ipu, ... are kinds of one's own.
+    likeness = 0.65 if len(kind) == 3 and not kind.lower().endswith("pu") else 0.85
     nearest = difflib.get_close_matches(kind.lower(), (*BUILDERS, SWITCH), n=1, cutoff=likeness)
     if family == "other" and nearest and kind != SWITCH:
         # Any other word would be a device with streams, so a typing error would go unnoticed.

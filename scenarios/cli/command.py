@@ -9,7 +9,8 @@
 130    interrupted
 =====  ==================================================================================
 
-Errors of the user are reported on stderr without a traceback; only results go to stdout.
+Errors of the user are reported on stderr without a traceback; only results go to stdout. With ``--json``, a
+command without a result prints ``{"schema": "sim.error/1", "error", "message", "exit_status"}`` there.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from scenarios.cli.options import as_command
-from scenarios.cli.output import place_of_other_code, show_warnings, terminal
+from scenarios.cli.output import place_of_other_code, print_json, show_warnings, terminal
 from sim.base import plugins
 from sim.base.errors import InputError, ScenarioError, SimError, UnknownNameError
 
@@ -96,6 +97,7 @@ class _Verb(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the verb, after recording the file that it reads, for messages about errors."""
         ctx.meta["file"] = next((ctx.params[name] for name in _FILE_PARAMETERS if name in ctx.params), None)
+        ctx.meta["json"] = ctx.params.get("json") or ctx.params.get("format") == "json"
         self._refuse_to_write_over_what_is_read(ctx)
         return super().invoke(ctx)
 
@@ -215,6 +217,9 @@ class _Sim(TyperGroup):
                     typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
                 line, status = _describe(error, ctx.meta)
                 typer.echo(line, err=True)
+                if ctx.meta.get("json") and not getattr(sys.stdout, "written", True):
+                    described = {"error": type(error).__name__, "message": line, "exit_status": status}
+                    print_json({"schema": "sim.error/1", **described})
                 raise typer.Exit(status) from None
 
 

@@ -55,6 +55,7 @@ class Terminal:
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
+        self.written = False
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the stream itself."""
@@ -63,6 +64,7 @@ class Terminal:
     def write(self, text: str) -> int:
         """Write `text`, escaped; return its length. Writing nothing is how callers test for a text stream."""
         if escaped := escape(text):  # such a test expects an error for bytes, not one of the stream
+            self.written = True
             with self._forgiving():
                 self.stream.write(escaped)
         return len(text)

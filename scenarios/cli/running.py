@@ -153,7 +153,7 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
     """Run cases as `run_all` does; one that runs out of memory, or cannot be built, does not stop the others.
 
     Nor does one that gets stuck, or in which an op fails; the latter is not compared, as it does other work.
-    The full message of each goes to stderr.
+    A message of several lines goes to stderr; the comparison shows the first line of each.
 
     Raises
     ------
@@ -180,8 +180,9 @@ def compare_all(cases: Sequence[Case]) -> Comparison:
     if not results:
         first = failures[0].error
         raise first if isinstance(first, InputError) else RunError("\n".join(stories))
-    for story in stories:
-        typer.echo(story, err=True)
+    for failure, story in zip(failures, stories, strict=True):
+        if str(failure.error) != failure.line:
+            typer.echo(story, err=True)
     return Comparison(results, failures)
 
 

@@ -206,12 +206,13 @@ _DEVICE_COLUMNS: Final = {
 """Column title -> the key of its numbers, in a row or in `_over_devices`."""
 
 
-def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None = None) -> None:
+def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None = None) -> dict[str, str]:
     """Print settings, policy, makespan, the distance from the bound, and results that some of the runs have.
 
     These are throughput, utilisation of the devices, the highest memory peak of a device, and the bubble of a
     pipeline; for a training run its goodput; for a training step tokens/s, MFU, memory of the fullest rank,
-    and bubble. A star marks the best by the goal, which is by default the shortest makespan.
+    and bubble. A star marks the best by the goal, which is by default the shortest makespan. Returns the
+    title of each setting: its short name, unless that is another column's.
     """
     goal = goal or Goal("makespan")
     done = [row[goal.column] for row in rows if not row["error"]]
@@ -234,7 +235,7 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
     texts = text_table(full, [f"{title}: {present.get(title, title)}" for title in titles])
     lines, unused, names_by_error = [], {}, defaultdict[str, list[str]](list)
     for row, line in zip(full, texts, strict=True):
-        name = _row_name(row, settings)
+        name = _row_name(row, names)
         if row["error"]:
             line["makespan"] = row["outcome"]
             names_by_error[row["error"]].append(name)
@@ -254,6 +255,7 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
     for error, (first, *more) in names_by_error.items():
         also = f" and {format_count(len(more), 'more point')}" if more else ""
         print(f"{first}{also}: {error}")
+    return names
 
 
 _PEAK: Final = ".peak_memory_bytes"
@@ -288,7 +290,7 @@ def print_answer(
     if ranked:
         groups = alike(rows, ranked, settings)
         groups_shown = [[rows[i] for i in group] for group in groups[:_MOST_GROUPS]]
-        print_rows([group[0] for group in groups_shown], settings, goal)
+        names = print_rows([group[0] for group in groups_shown], settings, goal)
         if len(ranked) > len(groups_shown):
             equal = len(ranked) - len(groups)
             print(
@@ -296,7 +298,7 @@ def print_answer(
                 + (f"; {equal:,} of these have the same numbers as another one)" if equal else ")")
             )
         print()
-        _print_best(groups_shown, settings, goal)
+        _print_best(groups_shown, names, goal)
     else:
         print("no point is an answer")
         for limit in goal.limits:
@@ -325,20 +327,20 @@ def print_left_out(left_out: Mapping[str, int]) -> None:
             print(f"  {count:>6,}  {reason}")
 
 
-def _print_best(groups: Sequence[Sequence[Row]], settings: Sequence[str], goal: Goal) -> None:
+def _print_best(groups: Sequence[Sequence[Row]], names: Mapping[str, str], goal: Goal) -> None:
     """Print the best row and its runner-up; each with the rows that have equal numbers."""
     (best, *equal), second = groups[0], groups[1][0] if len(groups) > 1 else None
     value = best[goal.column]
-    print(f"best: {_row_name(best, settings)}: {goal.result} {shown_result(goal.result, value)}")
+    print(f"best: {_row_name(best, names)}: {goal.result} {shown_result(goal.result, value)}")
     _print_limits(best, goal)
     if equal:
-        print("  the same in every number: " + "; ".join(_row_name(row, settings) for row in equal[:3]))
+        print("  the same in every number: " + "; ".join(_row_name(row, names) for row in equal[:3]))
     if second is None:
         print("runner-up: none")
         return
     behind = second[goal.column]
     far = f", {100 * (behind / value - 1):+.2f}%" if value else ""
-    print(f"runner-up: {_row_name(second, settings)}: {goal.result} {shown_result(goal.result, behind)}{far}")
+    print(f"runner-up: {_row_name(second, names)}: {goal.result} {shown_result(goal.result, behind)}{far}")
     _print_limits(second, goal)
 
 
@@ -362,6 +364,6 @@ def _print_limits(row: Row, goal: Goal) -> None:
         print("  " + "; ".join(parts))
 
 
-def _row_name(row: Row, settings: Sequence[str]) -> str:
-    parts = [f"{name}={row[key]}" for key, name in short_names(settings).items()]
+def _row_name(row: Row, names: Mapping[str, str]) -> str:
+    parts = [f"{name}={row[key]}" for key, name in names.items()]
     return ", ".join(filter(None, [*parts, row["policy"]]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def test_wrong_input_is_one_clear_line_and_exit_status_2(tmp_path: Path, text: s
     for verb in ("run", "compare", "explain"):
         result = sim(verb, path, "--json")
         assert result.exit_code == 2
-        assert result.stdout == ""
+        told = json.loads(result.stdout)
+        assert (told["schema"], told["exit_status"]) == ("sim.error/1", 2)
+        assert told["message"] + "\n" == result.stderr
         assert result.stderr.startswith(says.format(file=path))
         assert result.stderr.count("\n") == 1
     assert sim("check", path).exit_code == 2
@@ -93,6 +96,28 @@ def test_what_cannot_go_on_is_exit_status_1(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.startswith("nothing can happen any more and 4 tasks remain:\n")
+    told = json.loads(sim("run", write(tmp_path, text), "--json").stdout)
+    assert told == {
+        "schema": "sim.error/1",
+        "error": "StuckError",
+        "message": result.stderr[:-1],
+        "exit_status": 1,
+    }
+
+
+def test_a_result_in_json_stays_alone_when_its_files_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills up after the result is printed: the error is on stderr only, stdout is one value."""
+
+    def write_to_a_full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "ops.csv")
+
+    monkeypatch.setattr("scenarios.report.outputs.write_outputs", write_to_a_full_disk)
+    result = sim("run", write(tmp_path), "--json", "--ops", tmp_path / "ops.csv")
+    assert result.exit_code == 2
+    assert "No space left on device" in result.stderr
+    assert json.loads(result.stdout)["schema"] == "sim.result/1"
 
 
 @pytest.mark.parametrize(
@@ -278,8 +303,9 @@ def test_a_kind_of_device_that_is_nearly_one_of_ours(tmp_path: Path) -> None:
         done = sim("run", write(tmp_path, text + "policy: in-order\n"))
         assert done.exit_code == 2
         assert f"there is no kind '{kind}'; did you mean '{meant}'?" in done.stderr
-    own = "machine: {devices: {d: {kind: tpu}}}\nworkload: {ops: {a: {duration: 1us}}}\npolicy: in-order\n"
-    assert sim("run", write(tmp_path, own)).exit_code == 0
+    for kind in ("tpu", "cu", "pe"):
+        own = f"machine: {{devices: {{d: {{kind: {kind}}}}}}}\nworkload: {{ops: {{a: {{duration: 1us}}}}}}\n"
+        assert sim("run", write(tmp_path, own + "policy: in-order\n")).exit_code == 0
 
 
 def test_a_picture_that_cannot_be_drawn_does_not_take_the_result_along(tmp_path: Path) -> None:

@@ -55,6 +55,26 @@ def test_an_error_of_several_points_is_said_once(tmp_path: Path) -> None:
     assert sum("is not a number" in line for line in lines) == 1
 
 
+def test_a_setting_has_the_same_name_in_the_table_and_in_the_answer(tmp_path: Path) -> None:
+    """A training step's table has a column `memory`, so the setting keeps its whole key everywhere."""
+    text = """\
+workload:
+  train: {model: {layers: 2, hidden: 256, heads: 4, vocabulary: 1000}, calibration: h100-sxm, sequence: 256}
+"""
+    vary = [
+        "--vary",
+        "workload.train.batch=1,2",
+        "--vary",
+        "workload.train.memory=60GB",
+        "--minimise",
+        "makespan",
+    ]
+    lines = sim("sweep", write(tmp_path, text), *vary).stdout.splitlines()
+    assert lines[0].split()[:2] == ["batch", "workload.train.memory"]
+    (best,) = (line for line in lines if line.startswith("best: "))
+    assert best.startswith("best: batch=1, workload.train.memory=60GB, ")
+
+
 def test_utilisation_is_of_the_devices_that_run_ops(tmp_path: Path) -> None:
     # 10 us on gpu0, 2 us over the switch, 8 us on gpu1: 50 % and 40 % of 20 us. No op runs on sw and cpu0.
     devices = "{gpu0: {kind: gpu}, gpu1: {kind: gpu}, sw: {kind: switch}, cpu0: {kind: cpu}}"
