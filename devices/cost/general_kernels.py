@@ -538,6 +538,9 @@ def by_bytes(
     itself, of_forward = KINDS.get(kind, {}), KINDS.get(forward, {})
     given = attributes or [{}]  # one for all ops
     operands: Sequence[Any] = of_forward.get("gradient", ()) if forward != kind else ()
+    if operands and "nhwc" in of_forward:
+        last = (width == 2) & np.array([op.get("data_format") == "NHWC" for op in given])
+        operands = [np.where(last, *pair) for pair in zip(of_forward["nhwc"], operands, strict=True)]
     if not operands:
         more = itself.get("reads", 0.0)
         if "trained" in itself:

@@ -435,7 +435,8 @@ def _sizes(op: OpEntry, kind: str) -> dict[str, Any]:
     attributes = op.attributes
     if kind == "bias_add_grad" and {"m", "n"} <= attributes.keys():
         return {"rows": attributes["m"] * attributes.get("batch", 1), "columns": attributes["n"]}
-    keys = SIZES | {"data_format"} if kind.startswith("conv") else SIZES  # of others not all are images
+    images = kind.startswith(("conv", "batch_norm"))  # of others not all are images
+    keys = SIZES | {"data_format"} if images else SIZES
     return {key: attributes[key] for key in attributes if key in keys} if kind.endswith("_grad") else {}
 
 

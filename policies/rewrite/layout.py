@@ -26,6 +26,7 @@ from sim.base.arrays import group_pairs
 FORMATS: Final = ("NHWC", "NCHW")
 AGNOSTIC: Final = ("relu", "add", "mul", "sigmoid", "tanh", "identity", "batch_norm", "dropout", "gelu")
 """Format-agnostic kinds: they compute the same in any format, with all inputs in the same one."""
+_OF_TWO_IMAGES: Final = ("conv_weight_grad", "batch_norm_grad")  # they keep their format
 
 
 class Layout:
@@ -65,7 +66,7 @@ class _Walk:
             (tensor, (op, k, d)) for op in ops.values() for k, (tensor, d) in enumerate(op.inputs)
         )
         back = format, FORMATS[1 - FORMATS.index(format)]
-        images = (op for op in ops.values() if op.kind != "conv_weight_grad")  # it keeps its format
+        images = (op for op in ops.values() if op.kind not in (*AGNOSTIC, *_OF_TWO_IMAGES))
         converted = [op.name for op in images if op.attributes.get("data_format") == back[1]]
         self.given = {op.name: way for op in self.order if (way := self._way_of(op)) is not None}
         """The graph's own transposes that may sink or cancel."""
@@ -111,6 +112,8 @@ class _Walk:
             self.moved[name] = name, undone
         elif before is not None and {way for _, way in stands} == {before} and self._sinks(before, record):
             record.inputs = [(source, 0) for source, _ in stands]
+            if "data_format" in record.attributes:
+                record.attributes["data_format"] = self.format
             self.moved[name] = name, before
         else:
             record.inputs = [*map(self._read, old)]

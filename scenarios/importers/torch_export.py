@@ -439,6 +439,7 @@ def _check(called: Sequence[Any], name: str, unknown: str) -> None:
 def _build(program: Any, name: str, dtype: str | None, trained: Mapping[str, str]) -> Graph:
     builder = GraphBuilder(name)
     refs: dict[Any, str] = {}  # node -> how an op refers to its (first) tensor
+    last: set[Any] = set()  # nodes whose images have channels last on a GPU; on a CPU not all keep them
     fixed = _externals(builder, program, refs, dtype, trained)
     for node in _calls(program):
         if operator_name(node.target) in LISTS:
@@ -447,6 +448,8 @@ def _build(program: Any, name: str, dtype: str | None, trained: Mapping[str, str
             source, k = node.args
             if operator_name(source.target) not in LISTS:
                 refs[node] = output_name(refs[source], k)
+                if source in last:
+                    last.add(node)
                 continue
             tensors = [_list_item(node)]
             raw = [*source.args, *source.kwargs.items(), k]
@@ -456,8 +459,11 @@ def _build(program: Any, name: str, dtype: str | None, trained: Mapping[str, str
             tensors = order_tensors(operator, list(_tensors(node.args, node.kwargs)))
             kind = kind_of(operator, node) or operator
             attributes = attributes_of(operator, node)
-            if operator in WINDOWS and any(map(_has_channels_last, tensors[:2])):
-                attributes["data_format"] = "NHWC"  # of image or weights (aten/native/ConvUtils.h)
+            moves = kind in ("identity", "transpose") and operator not in ("slice", "narrow", "dropout")
+            if not moves and any(tensor in last or _has_channels_last(tensor) for tensor in tensors):
+                last.add(node)  # of a convolution image or weights decide (aten/native/ConvUtils.h)
+                if operator in WINDOWS or kind == "batch_norm":
+                    attributes["data_format"] = "NHWC"
             read_facts = _facts(tensors, dtype)
             if kind == "attention":  # of heads, in any number of axes
                 read_facts = tuple(fact._replace(shape=_to_four_axes(fact.shape)) for fact in read_facts)

@@ -74,8 +74,9 @@ def ratios(
         size = timm.get_pretrained_cfg(name).input_size[-1]
         if (name, size) in found:
             rate, batch = found[name, size]
-            images = torch.zeros(batch, 3, size, size)
-            model = timm.create_model(name).eval()
+            layout = torch.channels_last if "nhwc" in table.name else torch.contiguous_format
+            images = torch.zeros(batch, 3, size, size).to(memory_format=layout)
+            model = timm.create_model(name).eval().to(memory_format=layout)
             model.forward = MethodType(_under_autocast, model)
             graph = import_torch(model, (images,), unknown="bytes")
             graph = TrainingRewrite(loss=graph.op_names[-1]).apply(graph) if way == "train" else graph

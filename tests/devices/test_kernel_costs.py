@@ -399,6 +399,18 @@ def test_convolutions_in_16_bits_of_few_channels_gather_and_later_gpus_convert_t
     assert whole > 1.1 * one  # as ResNet-50 in tf32 shows
 
 
+@pytest.mark.parametrize(("dtype", "passes"), [("fp16", 5), ("fp32", 8)])
+def test_passes_of_the_gradient_of_a_batch_norm(dtype: str, passes: int) -> None:
+    """Channels last in 16 bits: two to sum and three to scale; else two kernels of four."""
+    nbytes = 1 << 28
+    moved = {"bytes_read": 2 * nbytes, "bytes_written": nbytes}
+    planar, last = (
+        ns_of("batch_norm_grad", dtype, "a100-sxm-80", sizes, **moved)
+        for sizes in ({}, {"data_format": "NHWC"})
+    )
+    assert last / planar == pytest.approx(passes / 8, rel=0.03)
+
+
 def test_conversions_of_few_channels_work_on_tiles_that_are_mostly_empty() -> None:
     """A vision transformer's patches on an H100: 10.4 us each for images and weights, 2.2 us for the result
     (h100_vit). Memory has their numbers alone: the more images, the less empty tiles cost beside them.

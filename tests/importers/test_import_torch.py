@@ -280,6 +280,22 @@ def test_channels_last_are_what_strides_say() -> None:
     assert [graph.attributes[op].get("data_format") for op in convs] == [None, "NHWC"]
 
 
+def test_channels_last_pass_on_where_a_cpu_gives_them_up() -> None:
+    """In fp16 a CPU convolves in NCHW; a GPU keeps the format in all that follows, until a view."""
+
+    def forward(m, x):
+        y = F.relu(m.norm(m.conv(x)))
+        y = m.pixel(torch.cat([y, F.max_pool2d(y, 1)], 1)[:, :4])
+        return m.pixel(y.flatten(1).reshape(2, 4, 8, 8))
+
+    modules = {"conv": nn.Conv2d(4, 4, 3, padding=1), "norm": nn.BatchNorm2d(4), "pixel": nn.Conv2d(4, 4, 1)}
+    modules = {name: m.half().eval().to(memory_format=torch.channels_last) for name, m in modules.items()}
+    graph = graph_of(forward, torch.empty(2, 4, 8, 8).half(), **modules)
+    formats = [(graph.kind(op), graph.attributes[op].get("data_format")) for op in range(len(graph))]
+    told = [of for of in formats if of[0] in ("conv", "batch_norm")]
+    assert told == [("conv", "NHWC"), ("batch_norm", "NHWC"), ("conv", "NHWC"), ("conv", None)]
+
+
 def test_sizes_of_operators() -> None:
     def forward(m, x, words):
         y = F.max_pool2d(m.norm(m.conv(x)), 3, stride=2, padding=1)

@@ -30,6 +30,22 @@ def test_transposes_between_convolutions_cancel() -> None:
     assert shape(Layout("NHWC").apply(g)) == shape(g)
 
 
+def test_a_norm_takes_the_format_of_its_neighbours_and_its_gradient_keeps_its_own() -> None:
+    nhwc = {"attributes": {"data_format": "NHWC"}}
+    ops = {
+        "c1": {"kind": "conv", "inputs": ["x"], **nhwc},
+        "norm": {"kind": "batch_norm", "inputs": ["c1"], **nhwc},
+        "c2": {"kind": "conv", "inputs": ["norm"], **nhwc},
+        "grad": {"kind": "batch_norm_grad", "inputs": ["c2", "y"], **nhwc},
+    }
+    after = Layout("NCHW").apply(graph(ops, ("x", "y")))
+    formats = {
+        after.op_names[op]: given["data_format"] for op, given in after.attributes.items() if len(given) < 2
+    }
+    assert formats == {"c1": "NCHW", "norm": "NCHW", "c2": "NCHW", "grad": "NHWC"}
+    assert shape(after)["grad"][1] == ["c2/to_NHWC", "y"]
+
+
 def test_the_gradient_of_weights_is_no_image() -> None:
     nhwc = {"attributes": {"data_format": "NHWC"}}
     ops = {

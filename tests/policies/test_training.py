@@ -457,8 +457,8 @@ def test_indices_are_not_trained(kind: str) -> None:
     assert [name for name in TrainingRewrite().apply(b.build()).op_names if "/update" in name] == ["w/update"]
 
 
-def test_only_gradients_of_convolutions_have_a_format() -> None:
-    """That of a bias is no image, and that of a batch_norm reads two."""
+def test_gradients_of_images_have_a_format() -> None:
+    """That of a bias is no image."""
     b = GraphBuilder("images")
     b.input("x", 400), b.parameter("w", 80), b.parameter("bias", 40), b.parameter("scale", 40)
     nhwc = {"data_format": "NHWC"}
@@ -466,7 +466,7 @@ def test_only_gradients_of_convolutions_have_a_format() -> None:
     b.op("norm", kind="batch_norm", inputs=["conv", "scale"], outputs=400, attributes=nhwc)
     step = TrainingRewrite().apply(b.build())
     told = [name for op, name in enumerate(step.op_names) if "data_format" in step.attributes.get(op, {})]
-    assert told == ["conv", "norm", "conv/weight_grad"]
+    assert told == ["conv", "norm", "norm/grad", "conv/weight_grad"]
 
 
 def test_gradients_of_a_sum_are_cast_to_the_types_of_its_operands() -> None:
