@@ -7,8 +7,9 @@
     python -m studies.kernels.cnns --gpu rtx-5090 results/benchmark-infer-amp-nchw-pt291-cu130-5090.csv
 
 Each model is exported at its own size with the table's batch under autocast (with gradients and optimizer if
-the table is of training; fused if it is of ``torch.compile``, as dynamo in its name says; channels last as nhwc
-says), and set against microseconds an image. Without names it takes 45 CNNs. Tables of PyTorch 1 need ``TIMM_FUSED_ATTN=0``.
+the table is of training; fused if it is of ``torch.compile``, as dynamo in its name says; channels last as
+nhwc says), and set against microseconds an image. Without names it takes 45 CNNs. Tables of PyTorch 1 need
+``TIMM_FUSED_ATTN=0``.
 
 Inference on RTX 3090, 4090 and PRO 6000 ran with the benchmark's ``--fast-norm`` (norms in 16 bits), on the
 5090 without. The tables do not say so, but with group norm a ResNet-50 takes 1.1 to 1.2 times as long as with
