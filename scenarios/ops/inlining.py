@@ -258,10 +258,11 @@ class _Scope:
             self.done[name] = None
             edges = self._edges(record)
             write = {"call": self._call, "if": self._if, "while": self._while}[record["kind"]]
-            device = self.builder.device
-            self.builder.device = record.get("device") or device
+            builder, outer = self.builder, (self.builder.device, self.builder.stream)
+            builder.device = record.get("device") or builder.device
+            builder.stream = record["attributes"].get("stream", builder.stream)
             self.done[name] = write(record, edges["inputs"], edges["after"])
-            self.builder.device = device
+            builder.device, builder.stream = outer
         written = self.done[name]
         if written is None:  # a cycle; it has no meaning across iterations either
             op = self.prefix + name

@@ -113,6 +113,7 @@ class GraphBuilder:
     def __init__(self, name: str = "graph") -> None:
         self.name = name
         self.device: str | None = None  # of ops that name none
+        self.stream: object = None  # likewise, the attribute
         self._ops: dict[str, int] = {}
         self._externals: dict[str, int] = {}
         self._external_rows: list[tuple[int, int, int]] = []
@@ -245,8 +246,9 @@ class GraphBuilder:
         for device_kind, ns in (duration_by_kind or {}).items():
             own_ns = _whole_number(name, ns, f"a duration on {device_kind}", " of ns")
             self._duration_by_kind.setdefault(device_kind, {})[index] = own_ns
-        if attributes:
-            self._attributes[index] = dict(attributes)
+        if attributes or self.stream is not None:
+            stream = {} if self.stream is None else {"stream": self.stream}
+            self._attributes[index] = {**stream, **(attributes or {})}
         return name
 
     def append(self, name: str, **facts: Any) -> int:

@@ -332,3 +332,21 @@ def test_an_invariant_that_a_call_hands_on_or_a_loop_inside_takes_is_read_once_a
     once = ("step", "reads", "call/f", "inner/body/add", "frame/h")
     assert {name: ran[f"loop/body/{name}"] for name in once} == dict.fromkeys(once, 2)
     assert ran["loop/body/inner/test/less"] == ran["loop/body/inner/test/also"] == 2 * 2
+
+
+def test_a_functional_op_hands_its_stream_to_the_ops_it_stands_for() -> None:
+    """As with its device, ops of the function that name their own stream keep it."""
+    own = {"kind": "op", "attributes": {"stream": 7}}
+    step = function("step", "v", {"f": {"inputs": ["v"]}, "g": {"inputs": ["f"], **own}}, "g")
+    ops = {"a": {}, "l": use("while", "a", body="step", trips=2, stream=20), "z": {"inputs": ["l"]}}
+    g = graph(ops, step)
+    streams = {g.op_names[op]: stream for op, stream in g.attribute("stream").items()}
+    assert streams == {n: 7 if n == "l/body/g" else 20 for n in g.op_names if n.startswith("l/")}
+
+
+def test_only_the_test_of_a_loop_is_launched_on_a_gpu() -> None:
+    """Three tests and two bodies cost 5 us each, beside the ops before and after; no other control flow does."""
+    ops = {"a": {}, "l": use("while", "a", body="step", trips=2), "z": {"inputs": ["l"]}}
+    g = graph(ops, function("step", "v", {"f": {"inputs": ["v"]}}, "f"))
+    trace = checked(simulate(g, Machine((Device("gpu0", issue_ns=5000),)), ReadyQueue()))
+    assert trace.makespan_ns == 7 * 5000 + 4 * 10
