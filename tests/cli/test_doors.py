@@ -202,7 +202,7 @@ def random_dag(**sizes: int) -> str:
         (calls(40, 2), "ops, with those of functions, are more than the 10,000,000 that there may be"),
         (calls(200, 1), "functions call one another more than 64 levels deep"),
         (random_dag(layers=100_000, width=100_000), "10,000,000,000 ops are more than the 10,000,000"),
-        (random_dag(layers=1_000_000, width=9), "pairs of ops are more than the 10,000,000,000"),
+        (random_dag(layers=1_000_000, width=9), "8,099,999,100,000 edges are more than the 100,000,000"),
     ],
 )
 def test_sizes_are_computed_before_anything_is_built(tmp_path: Path, text: str, says: str) -> None:
