@@ -21,7 +21,7 @@ from sim.diff.schedule import schedule_of
 from sim.explain.derived import DerivedColumns
 from sim.explain.makespan_breakdown import breakdown, breakdown_text, change, change_text
 from sim.explain.time_use import OnPath, difference_ns
-from sim.export.tables import number_text, percent, size, text_table
+from sim.export.tables import number_text, peak_text, percent, size, text_table
 from sim.notebook import Section, card_of
 
 COMPARISON_SCHEMA: Final = "sim.comparison/1"
@@ -251,7 +251,7 @@ def _highest_peak(result: Result) -> str:
     peaks = {name: use["peak_memory_bytes"] for name, use in result.summary["devices"].items()}
     fullest = max(peaks, key=lambda name: peaks[name])
     if not peaks[fullest]:
-        return size(0)
+        return peak_text(result.summary, peaks[fullest])
     limit = next(device.memory_bytes for device in result.trace.job.machine.devices if device.name == fullest)
     if "train" in result.summary:
         limit = result.summary["train"]["capacity_bytes"]

@@ -120,7 +120,7 @@ class Bounds(NamedTuple):
         'no op has to take any time'
         """
         if self.failed:
-            return "an op failed, so that others never ran"
+            return "an op or a device failed, so that others never ran or ran again"
         if self.loops_counted_once:
             return "chains through loops count once, however often they ran"
         return None if self.lower_bound_ns else "no op has to take any time"

@@ -306,10 +306,15 @@ def _above_bound(summary: Mapping[str, Any]) -> str:
     return f"{percent(share) + ' above' if share else 'at'} the lower bound of {format_duration(bound)}"
 
 
+def peak_text(summary: Mapping[str, Any], nbytes: int | None) -> str:
+    """Return a peak of memory in a run: recordings have no sizes of tensors."""
+    nothing = {0: "not recorded" if summary.get("unexplained") is not None else size(0), None: "not known"}
+    return nothing.get(nbytes) or size(nbytes or 0)
+
+
 def device_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return rows on how each device that ran or held something spent the makespan."""
     cores = any(use["cores"] and use["time_ns"]["compute"] for use in summary["devices"].values())
-    nothing = {0: "not recorded" if summary.get("unexplained") is not None else size(0), None: "not known"}
     rows = []
     for name, use in summary["devices"].items():
         peak, idle = use["peak_memory_bytes"], use["idle_reasons"]
@@ -320,7 +325,7 @@ def device_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
             row["cores used"] = f"{percent(use['utilisation'])} of {use['cores']}" if use["cores"] else ""
         row |= {"span": format_duration(use["span_ns"]), "bubble": percent(use["bubble"])}
         waits = {reason: ns for reason, ns in idle.items() if reason not in WORD_OF_REASON}
-        row |= {"peak memory": nothing.get(peak) or size(peak), "waits for": largest(waits, most=3)}
+        row |= {"peak memory": peak_text(summary, peak), "waits for": largest(waits, most=3)}
         rows.append(row)
     if len(rows) <= _MOST_DEVICES:
         return rows

@@ -114,3 +114,10 @@ def test_a_picture_says_which_runs_it_leaves_out(tmp_path: Path) -> None:
     told = "not in the files that are written, as there is no result: tight, waits\n"
     assert told in sim("compare", path, "--gantt", tmp_path / "g.png").stderr
     assert "not in the files" not in sim("compare", path).stderr
+
+
+def test_a_recording_has_no_peak_of_memory_in_a_comparison_either() -> None:
+    """As in `sim run`: its kernels name no tensors, so a peak of 0 B would be wrong."""
+    example = Path(__file__).resolve().parents[2] / "scenarios" / "examples" / "what_if.yaml"
+    rows = sim("compare", example).stdout.splitlines()[2:9]
+    assert [row.split("  ")[-1].strip() for row in rows] == ["not recorded"] * 7

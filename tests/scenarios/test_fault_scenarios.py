@@ -301,3 +301,8 @@ def test_a_run_in_which_nothing_ran_is_told(tmp_path: Path) -> None:
     told = sim("run", path)
     assert told.exit_code == 0
     assert "0 steps done, 0 steps lost; 0 tasks ran" in told.stdout
+
+
+def test_a_comparison_says_why_a_run_that_was_restarted_has_no_lower_bound() -> None:
+    told = sim("compare", EXAMPLE).stdout.splitlines()
+    assert "no lower bound: an op or a device failed, so that others never ran or ran again" in told
