@@ -131,7 +131,7 @@ class RandomDag(Builder):
         Examples
         --------
         >>> RandomDag(model="random-dag", layers=3, width=2, duration=["10ns", "20ns"], seed=1).graph()
-        <Graph 'random-dag': 6 ops, 6 tensors, 5 edges>
+        <Graph 'random-dag': 6 ops, 6 tensors, 6 edges>
         """
         ops = at_most(MOST_BUILT, self.layers * np.max(self.width).item(), "ops")
         if self.probability:
