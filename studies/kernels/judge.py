@@ -216,7 +216,8 @@ def sampled(table: Table) -> Table:
 
 
 def moved_error(table: Table, gpu: str, model: Model, count: int) -> float:
-    """Return the error of a GPU's borrowed model after `count` kernels, on the rest: the mean of five draws.
+    """Return the error of a GPU's borrowed model after `count` kernels, on the rest: the mean of 20 draws
+    (of five, 88 to 94 of 117 tables are within 3 points of a measured GPU).
 
     The draws differ from those on which `devices.cost.kernel_model.shift_model` was chosen. NaN if the
     table is small.
@@ -226,7 +227,7 @@ def moved_error(table: Table, gpu: str, model: Model, count: int) -> float:
     if table.dtype == "fp32":  # as measured, including the launch
         fixed = model.parameters.fixed_ns
         lenders = [replace(m, parameters=replace(m.parameters, fixed_ns=fixed)) for m in lenders]
-    for seed in range(20, 25 if len(rows.ns) > 2 * count else 20):
+    for seed in range(20, 40 if len(rows.ns) > 2 * count else 20):
         order = np.random.default_rng(seed).permutation(len(rows.ns))
         seen, rest = rows.take(order[:count]), rows.take(order[count:])
         seen = seen.take(seen.ns > 1.3 * seen.floor_ns)

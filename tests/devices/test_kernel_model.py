@@ -258,7 +258,7 @@ def test_a_gpu_that_is_like_a_lender_is_met_through_it() -> None:
     assert off(shift_model(model, few, sheet, ns[:12], lenders)) < 0.75 * off(alone) < 0.75 * off(model)
     as_modelled = shift_model(model, few, sheet, model.predict(few, sheet)[0], lenders).shift
     assert as_modelled is not None
-    assert as_modelled.shares.sum() < 0.05
+    assert not as_modelled.lenders  # none would change what it says
 
 
 def test_far_from_measured_layers_a_model_is_less_sure() -> None:
