@@ -16,17 +16,14 @@ batch size is that of the example inputs.
 
 from __future__ import annotations
 
-import copy
 import math
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial, update_wrapper
 from typing import Any, Final, Literal
-from unittest import mock
 
 from devices.describe.field_types import sized_dtype
+from scenarios.importers.torch_program import export_program
 from scenarios.ops import attributes as dtypes
 from scenarios.ops.op_costs import COSTS, op_arguments, without_formula
 from scenarios.ops.op_formulas import OpFacts, TensorFacts
@@ -338,13 +335,7 @@ def import_torch(
     trained = {key: called.setdefault(id(p), key) for key, p in parameters if p.requires_grad}
     arguments = module, tuple(inputs), dict(keywords or {})
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's warnings about its own internals,
-            warnings.filterwarnings("error", ".*Disabling autocast")  # but not that forward runs otherwise
-            try:
-                program = _program(*arguments)
-            except UserWarning:
-                program = _program_on_a_gpu(*arguments)
+        program = export_program(*arguments)
     except Exception as error:  # the module and PyTorch's tracer may raise anything
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{name} cannot be exported: {type(error).__name__}: {first}") from error
@@ -352,59 +343,6 @@ def import_torch(
     with in_file(name):
         graph = _build(program, name, stored, trained)
     return dtypes.computed_in(dtype, graph)
-
-
-def _program(module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    import torch
-
-    attention = torch.nn.functional.scaled_dot_product_attention
-    ours = update_wrapper(partial(_attention, attention), attention)
-    with mock.patch.object(torch.nn.functional, attention.__name__, ours):
-        program = torch.export.export(module, inputs, keywords)
-    parts = any(node.op == "get_attr" for node in program.graph.nodes)  # under autocast or no_grad
-    if parts or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-        for part in program.graph_module.modules():  # a dropout that drops nothing would be written as a copy
-            for node in part.graph.nodes:
-                if node.target is torch.ops.aten.dropout.default and not all(node.args[1:3]):
-                    node.target, node.args = torch.ops.aten.alias.default, node.args[:1]
-        program = program.run_decompositions({})  # inlines them, and writes casts as operators
-    return program
-
-
-def _attention(
-    fused: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **more: Any
-) -> Any:
-    """Run attention as PyTorch does on a GPU: fused kernels take four axes; others (windows) are products
-    and a softmax, since 2.5 in fp32 (aten/src/ATen/native/transformers).
-    """
-    import torch
-
-    if query.dim() == 4 or attn_mask is not None or dropout_p or any(more.values()):
-        return fused(query, key, value, attn_mask, dropout_p, **more)
-    wide, root = [x.float() for x in (query, key, value)], query.shape[-1] ** -0.25
-    with torch.autocast(query.device.type, enabled=False):
-        scores = torch.softmax((wide[0] * root) @ (wide[1].transpose(-2, -1) * root), -1)
-        return (scores @ wide[2]).to(query.dtype)
-
-
-def _program_on_a_gpu(*arguments: Any) -> Any:
-    """Export a copy with empty tensors on a GPU, which need not exist: autocast depends on the device."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._pytree import tree_leaves
-
-    module, *inputs = arguments
-    moved: dict[int, Any] = {}
-    with FakeTensorMode():
-        for tensor in (*module.parameters(), *module.buffers(), *tree_leaves(inputs)):
-            if isinstance(tensor, torch.Tensor):
-                on_gpu = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
-                if isinstance(tensor, torch.nn.Parameter):  # gradients there need a PyTorch built for CUDA
-                    on_gpu = type(tensor)(on_gpu, requires_grad=False)
-                moved[id(tensor)] = on_gpu
-    no_gpu = mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False)
-    with no_gpu, mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True):
-        return _program(*copy.deepcopy(arguments, moved))
 
 
 def _calls(program: Any) -> Iterator[Any]:

@@ -238,6 +238,24 @@ def test_autocast_of_a_gpu_that_is_not_here() -> None:
     assert [*graph.external_names] == ["part.weight", "part.bias", "norm.weight", "norm.bias", "tensors_0"]
 
 
+@pytest.mark.parametrize(
+    "index",
+    [0, (slice(None), 0), (..., slice(1, 3), None), (1, None, slice(None, None, 2)), ([1, 0],), (0, [2, 1])],
+)
+def test_tensors_are_indexed_on_a_gpu_that_is_not_here(index) -> None:
+    """As on a CPU, by a PyTorch that was built without CUDA, too."""
+
+    def under(device):
+        def forward(m, x):
+            with torch.autocast(device, dtype=torch.bfloat16):
+                return (x + 1)[index].contiguous() * 2
+
+        return forward
+
+    here, there = (graph_of(under(device), torch.empty(4, 6, 8)) for device in ("cpu", "cuda"))
+    assert rows(there) == rows(here)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_parts_without_gradients_are_read(training: bool) -> None:
     """`no_grad` makes a module of them, as autocast does; inlined, their batch norms have other names."""
