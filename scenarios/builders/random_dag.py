@@ -134,9 +134,8 @@ class RandomDag(Builder):
         <Graph 'random-dag': 6 ops, 6 tensors, 6 edges>
         """
         ops = at_most(MOST_BUILT, self.layers * np.max(self.width).item(), "ops")
-        if self.probability:
-            edges = at_most(MOST_TASKS, int(self.probability * ops * (ops - 1) / 2), "edges")
-            check_room(edges * BUILT_EDGE_BYTES, f"{edges:,} edges")
+        edges = at_most(MOST_TASKS, int(self.probability * ops * (ops - 1) / 2), "edges")
+        check_room(edges * BUILT_EDGE_BYTES, f"{edges:,} edges")
         rng = np.random.default_rng([self.seed, *b"random-dag"])
         builder = GraphBuilder("random-dag")
         earlier: list[str] = []

@@ -53,8 +53,7 @@ def print_tuning(tuning: Tuning, against: str | None = None) -> None:
         typer.echo("  with an order of its own: --out FILE.yaml keeps it")
     typer.echo(f"  {_gap_text(tuning)}")
     typer.echo()
-    better = improvements(tuning)
-    listed = better
+    listed = better = improvements(tuning)
     if len(better) > _MOST:
         listed = [*better[:2], *better[2 - _MOST :]]
         typer.echo(f"the first 2 and the last {_MOST - 2} of {len(better):,} improvements; --json has all")
@@ -84,9 +83,8 @@ def _gain_text(tuning: Tuning) -> str:
     before, after = tuning.cost(first), tuning.cost(tuning.trials[tuning.best])
     if before == after or not before:
         return f"; no better than {first.row['policy']}"
-    return (
-        f"; {100 * abs(after / before - 1):.1f} % better than {first.row['policy']}, the best to start from"
-    )
+    gain = percent(abs(after / before - 1))
+    return f"; {gain} better than {first.row['policy']}, the best to start from"
 
 
 def _fresh_text(fresh: Fresh, result: str) -> str:
@@ -222,8 +220,7 @@ def print_rows(rows: Sequence[Row], settings: Sequence[str], goal: Goal | None =
     if "serving.gpus" in keys:
         from scenarios.serving.serving_report import OF_SERVING
 
-        served = {title: f"serving.{number}" for title, number in OF_SERVING.items()}
-        numbers = {"makespan": "makespan_ns", **served}
+        numbers = {"makespan": "makespan_ns"} | {title: f"serving.{key}" for title, key in OF_SERVING.items()}
     numbers = numbers | {key: key for key in keys if key.endswith(".goodput")}
     taken = {*keys, *numbers, "policy"}
     names = {key: key if name in taken else name for key, name in short_names(settings).items()}

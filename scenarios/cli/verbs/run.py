@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from scenarios.regression import Checked, Rewritten
 
 
-_RUN_FILES: Final = (
-    *("gantt", "trace", "ops", "memory", "links", "roofline", "plan"),
-    *("tuning", "timeline", "memory-trace"),
-)
+_FILES: Final = "gantt trace ops memory links roofline plan tuning timeline memory-trace"
+_RUN_FILES: Final = tuple(_FILES.split())
 
 
 def run(
@@ -64,9 +62,8 @@ def run(
     if repeat is not None and files["memory-trace"]:
         raise InputError("--memory-trace: holds the allocations of one run; leave out --repeat")
     repeats = [] if repeat is None else running.run_repeatedly(cases, repeat)
-    results = [repeated.result for repeated in repeats] or running.run_all(
-        cases, record_memory=bool(files["memory-trace"])
-    )
+    record = bool(files["memory-trace"])
+    results = [repeated.result for repeated in repeats] or running.run_all(cases, record_memory=record)
     if json:
         objects = [result.to_json() for result in results]
         for one, repeated in zip(objects, repeats, strict=False):
@@ -252,10 +249,9 @@ def _print_checked(one: Checked, format: CheckFormat) -> None:
         typer.echo(f"       {name}: no `expect:`")
     if format == "github":
         level = "error" if one.exit_status else "notice"
+        title = f"sim check: {one.label}" if one.label else "sim check"
         for place, message in one.complaints:
-            typer.echo(
-                annotation(level, place, f"sim check: {one.label}" if one.label else "sim check", message)
-            )
+            typer.echo(annotation(level, place, title, message))
     else:
         for line in one.messages:
             typer.echo(f"       {line}")
