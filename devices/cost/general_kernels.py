@@ -430,6 +430,8 @@ _NATIVE_TAP, _NATIVE_TAP_HALVES, _NATIVE_GRAD = 36.0, 30.0, 1.47
 """Flop that PyTorch's own depthwise kernels take for each weight of each output, in 32 and in 16 bits; how
 many times as much a gradient takes. A V100 does 312 and 372 G a second forward (two EfficientNets in fp32,
 DeepLearningExamples), and in three passes 293 (pytorch#40801); ConvMixer infers on RTX 3090 and 4090."""
+_LAST_TAP: Final = 8.0
+"""The same of cuDNN's with channels last: ConvMixer infers on an RTX 3090 (on a 4090 then 0 % off)."""
 _TAP_SUMS: Final = 5.0
 """How many times as long as forward cuDNN's gradient by the few weights takes in fp16: training steps of
 MobileNet v2 and MnasNet on an RTX 3090 (pytorch-image-models)."""
@@ -450,7 +452,8 @@ def depthwise_kernel(s: Sizes, way: str, dtype: str, nhwc: BoolArray) -> tuple[d
     of_cudnn, inputs = nhwc | listed, read / written if way == "backward_data" else 1.0
     native = _NATIVE_TAP_HALVES if ELEMENT_BYTES[dtype] == 2 else _NATIVE_TAP
     native *= 1 if way == "forward" else _NATIVE_GRAD
-    flops = side * s["kernel_w"] * np.where(of_cudnn, 2, native * inputs)
+    last = np.where(nhwc & (way != "backward_weights"), _LAST_TAP, 2)
+    flops = side * s["kernel_w"] * np.where(of_cudnn, last, native * inputs)
     operands = (read + weights) / written + np.where(of_cudnn, 1, 0)
     moved = {"elements": written, "operands": operands, "element_flops": flops}
     return moved, np.where(of_cudnn & (way == "backward_weights"), _TAP_SUMS, 1.0)
