@@ -459,7 +459,7 @@ def test_depthwise_convolutions_are_bound_by_memory_and_in_fp32_by_the_taps() ->
     wide = sizes | {"kernel_shape": [7, 7], "pads": [3, 3, 3, 3]}
     assert ns_of("conv", "fp16", "a100-sxm-80", wide) > 5 * ns_of("conv", "fp16", "a100-sxm-80", sizes)
     compiled = wide | {"data_format": "NHWC"}  # where PyTorch takes cuDNN's for any size
-    assert ns_of("conv", "fp16", "a100-sxm-80", compiled) < ns_of("conv", "fp16", "a100-sxm-80", wide) / 5
+    assert ns_of("conv", "fp16", "a100-sxm-80", compiled) < ns_of("conv", "fp16", "a100-sxm-80", wide) / 3
 
 
 @pytest.mark.parametrize(
