@@ -306,11 +306,14 @@ class Side(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """One side as requested: `own_sets` are the settings of this side, `is_both`: its file is both sides."""
+    """One side as requested: `sets` are the settings of both, `own_sets` its own, given with `option`;
+    `is_both`: its file is both sides.
+    """
 
     path: str
     policy: str | None
     own_sets: Sequence[str]
+    option: str
     sets: Sequence[str]
     allowed: Allowed
     is_both: bool
@@ -318,7 +321,7 @@ class _Request(NamedTuple):
     @property
     def runs(self) -> bool:
         """Whether a recording is simulated: it is changed, or compared with itself under a change."""
-        return self.policy is not None or bool(self.sets) or self.is_both
+        return self.policy is not None or bool(self.sets or self.own_sets) or self.is_both
 
 
 def two_sides(
@@ -358,8 +361,10 @@ def two_sides(
         else:
             chosen = (policies[0] if len(paths) == 2 or sets_a or sets_b else None, policies[0])
     a, b = (
-        _Request(path, policy, own_sets, [*sets, *own_sets], allowed, len(paths) == 1)
-        for path, policy, own_sets in zip((paths[0], paths[-1]), chosen, (sets_a, sets_b), strict=True)
+        _Request(path, policy, *settings, sets, allowed, len(paths) == 1)
+        for path, policy, settings in zip(
+            (paths[0], paths[-1]), chosen, ((sets_a, "--set-a"), (sets_b, "--set-b")), strict=True
+        )
     )
     kinds = _kind(a.path), _kind(b.path)
     if len(paths) == 1 and not policies and not sets_a and not sets_b:
@@ -402,8 +407,11 @@ def _read_side(one: _Request, kind: str, other: _Request) -> Side:
     if kind == "plan":
         return _plan_side(one, other)
     if kind == "table":
-        if one.sets:
-            raise InputError(f"--set {one.sets[0]}: {one.path} is a table of what ran, and nothing to run")
+        for option, given in (("--set", one.sets), (one.option, one.own_sets)):
+            if given:
+                raise InputError(
+                    f"{option} {given[0]}: {one.path} is a table of what ran, and nothing to run"
+                )
         return _table_side(one.path, one.policy)
     return Side(f"{_name(one.path)}, as recorded", lambda: _as_recorded(_graph(one.path), one.path))
 
@@ -451,7 +459,8 @@ def _sides_of_one_file(one: _Request, kind: str) -> tuple[Side, Side]:
 
 
 def _scenario(one: _Request) -> Scenario:
-    return scenario_of(Document.read(one.path, one.allowed).with_settings(one.sets))
+    document = Document.read(one.path, one.allowed).with_settings(one.sets)
+    return scenario_of(document.with_settings(one.own_sets, one.option))
 
 
 def _case_side(case: Case, own_sets: Sequence[str] = ()) -> Side:

@@ -107,6 +107,9 @@ def test_a_setting_of_one_side(tmp_path: Path) -> None:
     both = answer(path, "--set", "workload.ops.b.duration=33us", "--set-a", "workload.ops.c.duration=1us")
     assert both["makespan_difference_ns"] == 0
     assert both["changed_duration"] == 1
+    refused = sim("diff", path, "--set-b", "workload.ops.z.duration=1us")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("--set-b workload.ops.z.duration=1us: ")
 
 
 def test_two_scenarios_and_the_exit_status(tmp_path: Path) -> None:
@@ -318,7 +321,7 @@ def test_ranks_of_one_job_are_two_recordings_of_one_program(data_dir: Path) -> N
         (["three.csv"], "three.csv: holds the runs a, b, c; name two with --policy"),
         (["two.csv", "one.csv", "--policy", "c"], "unknown run in two.csv 'c'. Known: a, b"),
         (["one.csv", "one.csv", "--policy", "a"], "--policy a: one.csv holds one run"),
-        (["one.csv", "head.yaml", "--set-a", "x=1"], "--set x=1: one.csv is a table of what ran"),
+        (["one.csv", "head.yaml", "--set-a", "x=1"], "--set-a x=1: one.csv is a table of what ran"),
         (["plan.json"], "plan.json: a plan has no times; name the scenario"),
         (["plan.json", "one.csv"], "plan.json: a plan has no times; name the scenario"),
         (["result.json", "one.csv"], "result.json: is sim.result/1, which has no ops; `sim run --ops"),
